@@ -17,6 +17,7 @@ from nosology.models.stacked.stacked_settings import part_name
 from nosology.training.recipe_settings import Recipe
 
 S = TypeVar("S", bound=BaseModel)
+_MAX_SHOWN = 200  # characters of a value in a message
 
 
 def built_in() -> list[str]:
@@ -39,7 +40,7 @@ def read_values(name: str) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the recipe {path}") from error
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: also a number with thousands of digits
         raise ConfigError(f"{name} is not TOML: {error}") from error
 
 
@@ -112,7 +113,7 @@ def checked(settings: type[S], values: dict[str, Any], source: str) -> S:
 def _value(raw: str) -> Any:
     try:
         return tomllib.loads(f"value = {raw}")["value"]
-    except (tomllib.TOMLDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return raw
 
 
@@ -131,7 +132,13 @@ def _message(error: ValidationError, recipe: type[BaseModel], source: str) -> st
     )
     if first["type"] == "value_error" and isinstance(first["input"], dict):  # an error of a whole section
         return f"{source}: [{'.'.join(keys)}] {allowed}"
-    return f"{source}: {'.'.join(keys)} {allowed}; got {first['input']!r}"
+    return f"{source}: {'.'.join(keys)} {allowed}; got {_shown(first['input'])}"
+
+
+def _shown(value: Any) -> str:
+    """A value for a message, shortened."""
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
 
 def _location(recipe: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:

@@ -26,6 +26,8 @@ from nosology.core import NosologyError, __version__
 from nosology.core.progress import activity
 
 _FAILED_WRITES = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
+# as torch says it
+_NO_MEMORY = ("allocate memory", "not enough memory", "out of memory", "multiplication overflow", "Storage size calc")
 INTERRUPTED = 130  # exit code of typer after Ctrl-C
 
 app = CommandGroup("ICD codes for clinical notes, with the evidence for each code.", name="nosology")
@@ -92,7 +94,7 @@ def main() -> None:
             _exit_with(f"standard output cannot write a character in {error.encoding}; set PYTHONUTF8=1")
         _exit_with("a path has bytes that are not UTF-8; rename the file or folder")
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "allocate memory" not in str(error):  # as torch says it
+        if isinstance(error, RuntimeError) and not any(words in str(error) for words in _NO_MEMORY):
             raise
         _exit_with("there is not enough memory for these settings and notes")
     except OSError as error:

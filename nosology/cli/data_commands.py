@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -34,8 +35,8 @@ def simulate(
     from nosology.corpora.simulate import simulate as simulate_hospital
 
     first, _, last = years.partition("-")
-    if not (first.isdecimal() and last.isdecimal()):
-        raise ConfigError(f"--years must be two years such as 2008-2019; got {years}")
+    if not all(re.fullmatch("[0-9]{4}", year) for year in (first, last)):
+        raise ConfigError(f"--years must be two years such as 2008-2019; got {years[:40]}")
     about = simulate_hospital(patients, seed, out, layout=layout, years=(int(first), int(last)))
     rows = about["rows"]
     typer.echo(

@@ -23,6 +23,7 @@ from nosology.core.progress import activity
 _PARTIAL, _REPLACED = ".partial", ".replaced"  # endings of unfinished outputs and of outputs on their way out
 _DESKTOP_FILES = {".DS_Store", "Thumbs.db", "desktop.ini"}  # file managers write them into any folder
 _ABANDONED_SECONDS = 7 * 24 * 3600
+_MAX_DEPTH = 100  # of lists and objects in a JSON file of ours; Python's functions fail on some hundreds
 
 
 def _temporary_path(target: Path, ending: str = _PARTIAL) -> Path:
@@ -269,9 +270,22 @@ def write_json(path: str | Path, value: Any) -> None:
 def read_json(path: str | Path) -> Any:
     """The value of a JSON file; ValueError if it is not JSON in UTF-8 or nested too deeply to be read."""
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        value = json.loads(Path(path).read_text(encoding="utf-8"))
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
+    check_depth(value)
+    return value
+
+
+def check_depth(value: Any) -> None:
+    """Raises ValueError for a JSON value whose lists and objects are nested more than 100 deep."""
+    level = [value]
+    for _ in range(_MAX_DEPTH + 1):
+        containers = [item for item in level if isinstance(item, dict | list)]
+        if not containers:
+            return
+        level = [part for item in containers for part in (item.values() if isinstance(item, dict) else item)]
+    raise ValueError("nested too deeply")
 
 
 def sha256(path: Path) -> str:

@@ -17,10 +17,11 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import compute, parquet
 
-from nosology.core import SPLITS, Code, DataError, Evidence, Note, OutputError, __version__
+from nosology.core import SPLITS, SYSTEMS, Code, DataError, Evidence, Note, OutputError, __version__
 from nosology.core.files import (
     atomic_folder,
     cache_folder,
+    check_depth,
     check_output_folder,
     json_sha256,
     read_json,
@@ -64,27 +65,22 @@ class Corpus:
         path = folder / MANIFEST
         if not path.is_file():
             raise DataError(f"{folder} is no corpus: it has no {MANIFEST} (write one with `nosology corpus prepare`)")
-        try:
-            manifest = read_json(path)
-            file_format, notes = manifest["format"], manifest["counts"]["notes"]
-            is_complete = {"hash", "source", "filters"} <= manifest.keys() and "splits" in manifest["counts"]
-        except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-            raise DataError(f"{path} is damaged or not a corpus manifest") from error
-        if file_format != FORMAT:
-            raise DataError(f"{path}: format must be {FORMAT}; got {file_format!r}")
-        if not is_complete:
-            raise DataError(f"{path} is damaged: source, filters, counts or hash is missing")
+        manifest = _read_manifest(path)
+        notes = manifest["counts"]["notes"]
         # Older corpora have no digest. A changed name of the digest is an unknown key.
         if manifest.get(_DIGEST, _digest(manifest)) != _digest(manifest) or manifest.keys() - _KEYS:
             raise DataError(f"{path} is damaged or was changed: its digest is not that of its content")
         try:
             with parquet.ParquetFile(folder / NOTES) as file:
-                stored, names = file.metadata.num_rows, file.schema_arrow.names
+                stored, schema = file.metadata.num_rows, file.schema_arrow
         except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: a name that is not UTF-8
             raise DataError(f"{folder / NOTES} is missing or damaged") from error
-        if names != _SCHEMA.names:
+        if schema.names != _SCHEMA.names:
             columns = ", ".join(_SCHEMA.names)
-            raise DataError(f"{folder / NOTES} must have the columns {columns}; got {', '.join(names)}")
+            raise DataError(f"{folder / NOTES} must have the columns {columns}; got {', '.join(schema.names)}")
+        for column, wanted in zip(schema, _SCHEMA):
+            if column.type != wanted.type:
+                raise DataError(f"{folder / NOTES}: the column {column.name} must be {wanted.type}; got {column.type}")
         if stored != notes:
             raise DataError(f"{folder / NOTES} has {stored!r} notes; {MANIFEST} says {notes!r}")
         corpus = cls(folder, manifest)
@@ -98,7 +94,8 @@ class Corpus:
         state = f"{status.st_size} {status.st_mtime_ns} {self.hash} {self.manifest.get('sha256')}"
         name, cache = str(path.resolve()), cache_folder() / "verified_corpora.json"
         try:
-            verified = dict(read_json(cache))
+            known = dict(read_json(cache)).items()
+            verified = {key: value for key, value in known if isinstance(key, str) and isinstance(value, str)}
         except (OSError, ValueError, TypeError):
             verified = {}
         if verified.pop(name, None) == state:
@@ -141,15 +138,48 @@ class Corpus:
                         batch = batch.filter(compute.call_function("equal", [batch.column("split"), pa.scalar(split)]))
                     yield from map(_from_row, batch.to_pylist())
         # A damaged file may also have text that is not UTF-8, or miss a field.
-        except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{self.folder / NOTES} is missing or damaged") from error
+        except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            reason = f": {error}" if isinstance(error, _RowError) else ""
+            raise DataError(f"{self.folder / NOTES} is missing or damaged{reason}") from error
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    """corpus.json; DataError if it is damaged, of another format or of other types."""
+    try:
+        manifest = read_json(path)
+        file_format = manifest["format"]
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise DataError(f"{path} is damaged or not a corpus manifest") from error
+    if file_format != FORMAT:
+        raise DataError(f"{path}: format must be {FORMAT}; got {file_format!r}")
+    counts = manifest.get("counts")
+    is_complete = (
+        isinstance(counts, dict)
+        and _is_count(counts.get("notes"))
+        and isinstance(counts.get("splits"), dict)
+        and all(map(_is_count, counts["splits"].values()))
+        and isinstance(manifest.get("source"), dict)
+        and isinstance(manifest.get("filters"), list)
+        and all(isinstance(item, dict) for item in manifest["filters"])
+        and isinstance(manifest.get("hash"), str)
+    )
+    if not is_complete:
+        raise DataError(f"{path} is damaged: source, filters, counts or hash is missing or of another type")
+    return manifest
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def read_texts(folder: str | Path, group: int) -> list[str]:
     """The texts of a row group of the corpus in a folder."""
     try:
         with parquet.ParquetFile(Path(folder) / NOTES) as file:
-            return file.read_row_group(group, columns=["text"]).column("text").to_pylist()
+            texts = file.read_row_group(group, columns=["text"]).column("text").to_pylist()
+            if None in texts:
+                raise ValueError("a note has no text")
+            return texts
     except (pa.ArrowException, OSError, ValueError) as error:
         raise DataError(f"{Path(folder) / NOTES} is missing or damaged") from error
 
@@ -254,7 +284,18 @@ def _to_row(note: Note) -> dict[str, Any]:
     }
 
 
+class _RowError(ValueError):
+    """A row is no note; the message has no text of it."""
+
+
 def _from_row(row: dict[str, Any]) -> Note:
+    for name in ("id", "text", "codes", "evidence"):
+        if row.get(name, "") is None:
+            raise _RowError(f"a note has no {name}")
+    if row["split"] is not None and row["split"] not in SPLITS:
+        raise _RowError(f"split must be one of {', '.join(SPLITS)}")
+    if any(item["start"] is None or item["end"] is None for item in row["evidence"]):
+        raise _RowError("an evidence span has no start or end")
     evidence = [
         Evidence(_code(item["system"], item["code"]), item["start"], item["end"], _unpack(item["extra"]))
         for item in row["evidence"]
@@ -270,6 +311,8 @@ def _from_row(row: dict[str, Any]) -> Note:
 @lru_cache(maxsize=1 << 17)
 def _code(system: str, code: str) -> Code:
     """The code, as the same object each time: the codes of all train notes are in memory."""
+    if system not in SYSTEMS or code is None:
+        raise _RowError(f"a code must have one of the systems {', '.join(SYSTEMS)}")
     return Code(system, code)
 
 
@@ -278,4 +321,10 @@ def _pack(extra: Mapping[str, Any]) -> str | None:
 
 
 def _unpack(extra: str | None) -> dict[str, Any]:
-    return json.loads(extra) if extra else {}
+    if not extra:
+        return {}
+    value = json.loads(extra)
+    if not isinstance(value, dict):
+        raise _RowError("extra must be a JSON object")
+    check_depth(value)
+    return value

@@ -17,6 +17,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -163,9 +164,9 @@ class AppendOnlyStore:
         (self.folder / LOCK_FILE).write_text("{} {}".format(*sizes))
 
     def _committed(self) -> list[int]:
-        """The committed sizes; zeros if the lock file contains none or a half-written line."""
-        sizes = (self.folder / LOCK_FILE).read_text().split()
-        return [int(size) for size in sizes] if len(sizes) == 2 and all(map(str.isdecimal, sizes)) else [0, 0]
+        """The committed sizes; zeros if the lock file contains none, a half-written line or other bytes."""
+        sizes = re.fullmatch(rb"(\d{1,18}) (\d{1,18})", (self.folder / LOCK_FILE).read_bytes())
+        return [int(size) for size in sizes.groups()] if sizes else [0, 0]
 
     def _check_manifest(self, manifest: dict[str, Any], fixed: Sequence[str]) -> None:
         path = self.folder / self.manifest_file
@@ -175,7 +176,7 @@ class AppendOnlyStore:
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             actual = {name: content[name] for name in fixed}
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise DataError(f"{path} is damaged or was written by another program") from error
         expected = {name: manifest[name] for name in fixed}
         if actual != expected:

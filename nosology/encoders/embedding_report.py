@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nosology.core.files import atomic_file, write_json
+from nosology.core.files import atomic_file, read_json, write_json
 from nosology.encoders.append_only_store import INDEX_FILE
 from nosology.encoders.embedding_cache import RECORD, EmbeddingCache
 
@@ -77,11 +76,13 @@ def write_report(root: str | Path, cache: EmbeddingCache, summary: dict[str, Any
 def _read(path: Path) -> dict[str, Any] | None:
     """The report of an embedder; None if another program wrote the file."""
     try:
-        report = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
+        report = read_json(path)
+    except (OSError, ValueError):
         return None
-    complete = isinstance(report, dict) and {*_COLUMNS, "device", "key"} <= report.keys()
-    return report if complete and report["key"] == path.parent.name else None
+    if not isinstance(report, dict) or not {*_COLUMNS, "device", "key"} <= report.keys():
+        return None
+    is_typed = all(isinstance(report[name], str if name == "model" else int | float) for name in _COLUMNS)
+    return report if is_typed and report["key"] == path.parent.name else None
 
 
 def _page(reports: list[dict[str, Any]]) -> str:

@@ -197,7 +197,7 @@ def _cautions(bundle: Bundle, corpus: Corpus, split: str, tune: bool, unknown: s
     """Reasons why these scores are better or worse than on new notes."""
     cautions = []
     trained_on = bundle.provenance.get("trained_on", ())
-    if corpus.hash in {item["hash"] for item in bundle.provenance.get("corpora", [])}:
+    if corpus.hash in [item.get("hash") for item in bundle.provenance.get("corpora", [])]:
         if split == "all" or split in trained_on:
             cautions.append(f"the coder was trained on these notes ({split}): new notes will have lower scores")
         elif split == bundle.provenance.get("tuned_on"):

@@ -16,6 +16,7 @@ from nosology.core.files import atomic_folder, check_output_folder, json_sha256,
 from nosology.core.model import Model
 from nosology.evaluation.decision import Decision
 from nosology.models.registry import REGISTRY, load_class
+from nosology.models.weights_check import has_nan
 
 MANIFEST = "bundle.json"
 DAY_ONE = "day-one"  # name of the built-in coder; it needs no training and has no folder
@@ -23,6 +24,7 @@ FORMAT = 1
 _DIGEST = "digest"  # of the other values of the manifest
 NEWEST = ("icd10cm", "icd10pcs")  # the code systems of the newest ICD version
 _FIELDS = {"kind": str, "files": dict, "decision": dict, "recipe": dict, "provenance": dict, "labels_hash": str}
+_PROVENANCE = {"trained_on": str, "corpora": dict}  # lists of these
 _KEYS = {*_FIELDS, "format", "package", "n_codes", _DIGEST}
 
 
@@ -77,13 +79,15 @@ class Bundle:
                 raise BundleError(f"the bundle {folder} is incomplete: {name} is missing")
             if sha256(folder / name) != digest:
                 raise BundleError(f"the bundle {folder} is damaged: {name} is not the file that was saved")
+            if name.endswith(".safetensors") and has_nan(folder / name):
+                raise BundleError(f"the bundle {folder} is damaged: {name} has weights that are not numbers (NaN)")
         model_class = load_class(kind, "model")
         try:
             model: Model = model_class.load(folder)
-            decision = Decision.from_json(manifest["decision"])
+            decision, labels_hash = Decision.from_json(manifest["decision"]), model.labels.hash
         except Exception as error:  # a damaged file can make a loader raise nearly anything
             raise BundleError(f"the bundle {folder} cannot be read: {type(error).__name__}") from error
-        if model.labels.hash != manifest["labels_hash"]:
+        if labels_hash != manifest["labels_hash"]:
             raise BundleError(f"the bundle {folder} is damaged: its codes are not those of {MANIFEST}")
         # Older bundles have no digest. A changed name of the digest is an unknown key.
         if manifest.get(_DIGEST, _digest(manifest)) != _digest(manifest) or manifest.keys() - _KEYS:
@@ -145,6 +149,10 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
     for name, kind in _FIELDS.items():
         if not isinstance(manifest.get(name), kind):
             raise BundleError(f"{path} is damaged: {name} is missing or no {kind.__name__}")
+    for name, kind in _PROVENANCE.items():
+        values = manifest["provenance"].get(name, [])
+        if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
+            raise BundleError(f"{path} is damaged: {name} of its provenance is no list of {kind.__name__}")
     return manifest
 
 

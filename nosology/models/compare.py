@@ -102,7 +102,7 @@ def _bundle(recipe: Recipe, corpus: Corpus, folder: Path) -> Bundle:
     if (folder / "bundle.json").is_file():
         with suppress(BundleError):
             bundle = Bundle.load(folder)
-            hashes = [item["hash"] for item in bundle.provenance.get("corpora", [])]
+            hashes = [item.get("hash") for item in bundle.provenance.get("corpora", [])]
             if bundle.recipe == recipe.model_dump(mode="json") and hashes == [corpus.hash]:
                 return bundle
     return train(recipe, [corpus], folder)

@@ -55,14 +55,19 @@ def load_predictions(entry: Mapping[str, Any]) -> NotePredictions:
         raise DataError(f"{path.name} is missing")
     if sha256(path) != entry["sha256"]:
         raise DataError(f"{path.name} is damaged: its SHA-256 differs from that in the result")
-    with safe_open(path, "np") as file:
-        arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
-        space = LabelSpace(Code(*code) for code in json.loads(file.metadata()["codes"]))
-    gold, predicted = (_matrix(arrays, kind, len(space)) for kind in ("gold", "predicted"))
+    try:
+        with safe_open(path, "np") as file:
+            arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+            space = LabelSpace(Code(*code) for code in json.loads(file.metadata()["codes"]))
+        gold, predicted = (_matrix(arrays, kind, len(space)) for kind in ("gold", "predicted"))
+    except Exception as error:  # a damaged file can make the libraries raise nearly anything
+        raise DataError(f"{path.name} cannot be read: {type(error).__name__}") from error
     ranking = {key.removeprefix(_RANKING): values for key, values in arrays.items() if key.startswith(_RANKING)}
     return NotePredictions(space, gold, predicted, ranking)
 
 
 def _matrix(arrays: Mapping[str, np.ndarray], kind: str, width: int) -> sparse.csr_matrix:
     indptr, indices = arrays[f"{kind}.indptr"], arrays[f"{kind}.indices"]
-    return sparse.csr_matrix((np.ones(len(indices), np.int8), indices, indptr), shape=(len(indptr) - 1, width))
+    matrix = sparse.csr_matrix((np.ones(len(indices), np.int8), indices, indptr), shape=(len(indptr) - 1, width))
+    matrix.check_format(full_check=True)  # compiled code does not check indices
+    return matrix

@@ -15,7 +15,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from nosology.core import DataError, OutputError
-from nosology.core.files import atomic_file
+from nosology.core.files import atomic_file, check_depth
 from nosology.training.run_folder import BEST, CHECKPOINT
 
 _METADATA = "nosology"  # the only metadata key: the order of several keys, and so the bytes of the file, would vary
@@ -139,6 +139,7 @@ def read_tensors(path: Path, fingerprint: str) -> tuple[dict[str, Any] | None, d
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             metadata = json.loads((file.metadata() or {}).get(_METADATA, "{}"))
+            check_depth(metadata)
             if metadata.get("fingerprint") != fingerprint:
                 return None, {}
             names = file.keys()

@@ -54,9 +54,9 @@ class Recipe(Settings):
 class WordVectorSettings(Settings):
     """Word vectors (word2vec), trained on the train notes before the model."""
 
-    size: int = Field(100, ge=1)
+    size: int = Field(100, ge=1, le=10_000)
     min_notes: int = Field(3, ge=1)  # a word in fewer train notes is unknown
-    epochs: int | None = Field(None, ge=0)  # of word2vec; 0: random vectors; not set: by the number of notes
+    epochs: int | None = Field(None, ge=0, le=10_000)  # of word2vec; 0: random vectors; not set: by the number of notes
     max_words: int = Field(4000, ge=1)  # longer notes are truncated
     # benchmark, as Edin et al. (2023) and DualLAAT: words of a-z and 0-9 without separate numbers
     cleaning: Literal["none", "benchmark"] = "none"
@@ -80,10 +80,10 @@ class TrainerSettings(Settings):
 
     renamed: ClassVar[dict[str, str]] = {"choose_by": "monitor", "leave_after": "stop_epoch"}
 
-    epochs: int = Field(0, ge=0)  # 0: by the number of notes, see `resolve_schedule`
+    epochs: int = Field(0, ge=0, le=100_000)  # 0: by the number of notes, see `resolve_schedule`
     stop_epoch: int = Field(0, ge=0)  # ends after this many epochs, on the schedule of all epochs; 0: after the last
     stop_step: int = Field(0, ge=0)  # the same for steps; the last epoch is then validated early
-    batch: int = Field(32, ge=1)  # notes per step
+    batch: int = Field(32, ge=1, le=1_000_000)  # notes per step
     micro_tokens: int = Field(0, ge=0)  # tokens per micro-batch, padding included; 0: by the device
     micro_batches: int = Field(0, ge=0)  # per step at least; 0: one per process, at least two on CPUs
     learning_rate: float = Field(1e-3, gt=0)

@@ -273,3 +273,10 @@ def test_manifest_describes_the_embedder(tmp_path):
     opened(tmp_path)
     manifest = json.loads((tmp_path / KEY / MANIFEST).read_text())
     assert manifest["identity"] == {"model": "counting"} and manifest["dim"] == DIM and manifest["key"] == KEY
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"9" * 5000 + b" 1", "² ³".encode(), b"12", b""])
+def test_a_lock_file_with_other_bytes(tmp_path, content):
+    opened(tmp_path).vectors(texts(3), Counting())
+    (tmp_path / KEY / LOCK_FILE).write_bytes(content)
+    assert np.array_equal(opened(tmp_path).vectors(texts(3)), Counting.expected(texts(3)))

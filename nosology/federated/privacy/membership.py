@@ -14,7 +14,7 @@ import numpy as np
 from scipy.special import expit
 from scipy.stats import norm, rankdata
 
-from nosology.core import BundleError, DataError, Note
+from nosology.core import SPLITS, BundleError, DataError, Note
 from nosology.corpora.corpus import Corpus
 from nosology.encoders.embedding_cache import EmbeddingCache
 from nosology.models.bundle import Bundle
@@ -161,7 +161,9 @@ def probe_bundle(
     model = bundle.model
     if not isinstance(model, Heads):
         raise BundleError(f"a probe needs a bundle of kind heads; got {model.kind}")
-    trained_on = bundle.provenance["trained_on"]
+    trained_on = bundle.provenance.get("trained_on")
+    if not trained_on or not set(trained_on) <= set(SPLITS):
+        raise BundleError("a probe needs a bundle whose provenance has the splits it was trained on")
     if "test" in trained_on:
         raise BundleError("the coder was trained on all notes of its corpus: there are no unseen notes")
     seen = [note for split in trained_on for note in corpus.notes(split)]
@@ -194,7 +196,7 @@ def _sample(notes: list[Note], limit: int, seed: int) -> list[Note]:
 
 def _cautions(bundle: Bundle, corpus: Corpus, unseen: int) -> list[str]:
     cautions = []
-    hashes = [item.get("hash") for item in bundle.provenance["corpora"]]
+    hashes = [item.get("hash") for item in bundle.provenance.get("corpora", [])]
     if not hashes:
         cautions.append("the bundle does not name its corpus: the train notes of this corpus are assumed to be seen")
     elif corpus.hash not in hashes:

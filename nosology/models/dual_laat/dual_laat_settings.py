@@ -18,8 +18,8 @@ class DualLaatSettings(Settings):
     renamed: ClassVar[dict[str, str]] = {"alike": "tie_initialization", "literal": "reference_padding"}
 
     encoder: Literal["gru", "conv"] = "gru"
-    width: int = Field(0, ge=0)  # gru: hidden units per direction; conv: filters; 0: by the number of notes
-    kernel: int = Field(10, ge=1)  # of conv
+    width: int = Field(0, ge=0, le=100_000)  # gru: hidden units per direction; conv: filters; 0: by the number of notes
+    kernel: int = Field(10, ge=1, le=1000)  # of conv
     heads: int = Field(4, ge=1)
     dropout: float = Field(0.3, ge=0, lt=1)  # of word vectors
     max_description: int = Field(48, ge=1)  # words

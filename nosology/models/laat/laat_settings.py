@@ -25,8 +25,8 @@ class LabelAttentionSettings(Settings):
 class CamlSettings(LabelAttentionSettings):
     """CAML: a convolution, tanh, one attention vector per code."""
 
-    filters: int = Field(0, ge=0)  # 0: by the number of notes
-    kernel: int = Field(3, ge=1)
+    filters: int = Field(0, ge=0, le=100_000)  # 0: by the number of notes
+    kernel: int = Field(3, ge=1, le=1000)
 
     def resolved(self, notes: int) -> CamlSettings:
         """These settings with the sizes for this number of train notes in place of 0."""
@@ -36,8 +36,8 @@ class CamlSettings(LabelAttentionSettings):
 class LaatSettings(LabelAttentionSettings):
     """LAAT: a bidirectional LSTM, a projection and one attention vector per code."""
 
-    hidden: int = Field(0, ge=0)  # per direction; 0: by the number of notes
-    projection: int = Field(0, ge=0)  # 0: 2 hidden, as wide as the states
+    hidden: int = Field(0, ge=0, le=100_000)  # per direction; 0: by the number of notes
+    projection: int = Field(0, ge=0, le=100_000)  # 0: 2 hidden, as wide as the states
 
     def resolved(self, notes: int) -> LaatSettings:
         """These settings with the sizes for this number of train notes in place of 0."""

@@ -99,6 +99,7 @@ class Linear:
         weights = sparse.csr_matrix(
             tuple(arrays[f"weights.{part}"] for part in ("data", "indices", "indptr")), shape=(len(tfidf), len(labels))
         )
+        weights.check_format(full_check=True)  # compiled code does not check indices
         calibration = ScoreCalibration(**described["calibration"]) if described["calibration"] else None
         return cls(labels, arrays["notes"], tfidf, weights, arrays["bias"], calibration)
 

@@ -25,7 +25,7 @@ class TfidfSettings(Settings):
     min_notes: int = Field(1, ge=1)  # words in fewer training notes are ignored
     words_per_note: int = Field(400, ge=1)  # mean number of distinct words; the most common words are ignored first
     pair_min_notes: int = Field(2, ge=1)  # the same for pairs of neighbouring words
-    pair_weight: float = Field(0.3, ge=0)  # factor of pairs; 0: no pairs
+    pair_weight: float = Field(0.3, ge=0, le=1000)  # factor of pairs; 0: no pairs
     max_words: int = Field(200_000, ge=1)  # the most frequent ones
     max_pairs: int = Field(400_000, ge=0)
     pair_sample: int = Field(40_000, ge=1)  # pairs are chosen on at most this many notes

@@ -96,9 +96,9 @@ class PlantSettings(Settings):
 
     renamed: ClassVar[dict[str, str]] = {"alike": "tie_initialization"}
 
-    size: int = Field(400, ge=1)  # of words and of states
-    hidden: int = Field(1152, ge=1)
-    layers: int = Field(3, ge=1)
+    size: int = Field(400, ge=1, le=100_000)  # of words and of states
+    hidden: int = Field(1152, ge=1, le=100_000)
+    layers: int = Field(3, ge=1, le=1000)
     drop: DropoutSettings = DropoutSettings()
     static: bool = True  # attention by mutual information
     planted: bool = True  # attention by the ranker

@@ -159,6 +159,20 @@ def test_probe_replaces_only_its_own_files_and_checks_this_first(tmp_path, conte
         assert isinstance(CliRunner().invoke(app, [*words, str(out)]).exception, OutputError)
 
 
+@pytest.mark.parametrize("provenance", [{}, {"trained_on": []}, {"trained_on": ["later"]}])
+def test_a_bundle_without_provenance_is_refused(trained, provenance):
+    folder, corpus = trained
+    bundle = replace(Bundle.load(folder / "short"), provenance=provenance)
+    with pytest.raises(BundleError, match="needs a bundle whose provenance has the splits"):
+        probe_bundle(bundle, corpus, folder / "vectors")
+
+
+def test_a_bundle_without_corpora_gives_a_caution(trained):
+    folder, corpus = trained
+    bundle = replace(Bundle.load(folder / "short"), provenance={"trained_on": ["train"]})
+    assert any("does not name its corpus" in line for line in probe_bundle(bundle, corpus, folder / "vectors")[1])
+
+
 def test_other_corpus_gives_a_caution(trained, small_corpus):
     folder, _ = trained
     _, cautions = probe_bundle(Bundle.load(folder / "short"), small_corpus, folder / "vectors")
