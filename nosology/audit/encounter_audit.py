@@ -14,6 +14,7 @@ from nosology.claims.claim import Claim, ClaimCode, build_claim
 from nosology.claims.draft import Draft
 from nosology.claims.encounter_checks import check_encounter
 from nosology.claims.mention_status import Objection
+from nosology.codes import describe
 from nosology.core import Code, ConfigError, Span, Suggestion
 
 REFERENCES = ("claim", "coder")
@@ -133,11 +134,10 @@ class _EncounterBill:
 
     def _compare(self, billed: str, right: str) -> tuple[str, str]:
         """Kind and reason of a finding about a code of the same category."""
-        table = self._draft.table
-        vague, precise = (bool(_UNSPECIFIED.search(table.description(it))) for it in (billed, right))
-        if right.startswith(billed) or (vague and not precise):
+        is_vague, is_right_vague = (bool(_UNSPECIFIED.search(describe(Code("icd10cm", it)))) for it in (billed, right))
+        if right.startswith(billed) or (is_vague and not is_right_vague):
             return "less_specific", f"the text supports the more specific {right}"
-        if billed.startswith(right) or (precise and not vague):
+        if billed.startswith(right) or (is_right_vague and not is_vague):
             return "more_specific", f"the text supports only {right}"
         return "other_code", f"the text supports {right} of the same category"
 

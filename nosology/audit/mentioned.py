@@ -48,7 +48,7 @@ class MentionedCodes:
         ]
 
     def _objection(self, span: Span, marks: tuple[bool, ...], code: str) -> Objection | None:
-        if found := objection(self._draft, span, code):
+        if code in self._draft.table and (found := objection(self._draft, span, code)):
             return found
         for category, reason in _MARKS.items():
             is_over = category != "historical" or is_past_event(code)  # chronic diseases go on
