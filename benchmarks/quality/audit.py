@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nosology.audit.encounter_audit import REFERENCES, audit_encounter
-from nosology.audit.finding import AuditResult, BilledCode
+from nosology.audit.finding import BilledCode, EncounterAudit
 from nosology.codes import table
 from nosology.core import Code
 from nosology.serving.coder import Coder
@@ -93,12 +93,12 @@ def _gold(case: dict[str, Any]) -> list[str]:
     return sorted(codes, key=lambda code: code != case.get("principal"))
 
 
-def _count(counter: Counter[str], result: AuditResult, bill: Bill, kind: str, optional: set[str]) -> None:
+def _count(counter: Counter[str], result: EncounterAudit, bill: Bill, kind: str, optional: set[str]) -> None:
     counter["bills"] += 1
     counter["codes"] += len(bill.codes)
     counter["planted"] += len(bill.planted)
-    pairs = [(it.kind, it.code.code) for it in result.findings if it.code.code not in optional | set()]
-    pairs += [(it.kind, it.code.code) for it in result.findings if it.code.code in optional & set(bill.codes)]
+    ignored = optional - set(bill.codes)
+    pairs = [(it.kind, it.code.code) for it in result.findings if it.code.code not in ignored]
     counter["wrong"] += len({code for name, code in pairs if name in ("unsupported", *RELATED)})
     counter["not_billed"] += sum(name == "not_billed" for name, _ in pairs)
     counter["conflict"] += sum(name == "conflict" for name, _ in pairs)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nosology.audit.correction import Weights, assigned_codes, with_effects
-from nosology.audit.finding import KINDS, AuditResult, BilledCode, Finding
+from nosology.audit.finding import KINDS, BilledCode, EncounterAudit, Finding
 from nosology.audit.mentioned import MentionedCodes, NamedAt, names_of
 from nosology.claims.claim import Claim, ClaimCode, build_claim
 from nosology.claims.draft import Draft
@@ -21,6 +21,8 @@ REFERENCES = ("claim", "coder")
 """Against what a bill is audited: the claim by the guidelines, or the codes that a coder accepts."""
 # Hand-set: how sure a finding is whose confidence no coder gives.
 _CONTRADICTED, _NOT_FOUND, _MOVED, _WRONG_POA = 0.9, 0.75, 0.6, 0.6
+_SUGGESTED = 0.02  # against a coder, a billed code with this probability or more has support
+MIN_CONFIDENCE = 0.5
 _LEVELS = {"error": 0.95, "warning": 0.7}
 _UNSPECIFIED = re.compile(r"\bunspecified\b|\bnot otherwise specified\b", re.IGNORECASE)
 
@@ -34,21 +36,23 @@ def audit_encounter(
     *,
     reference: str = "claim",
     weights: Weights | None = None,
-) -> AuditResult:
+    min_confidence: float = MIN_CONFIDENCE,
+) -> EncounterAudit:
     """The findings of an encounter; text: its note, or its documents joined by `join_documents`.
 
     suggestions: of a coder loaded for claims. stated: fields of the encounter; what is missing is read from the text.
-    reference: see REFERENCES. weights: of the DRGs. Billed procedures count for checks and groups; their support is
-    not audited.
+    reference: see REFERENCES. weights: of the DRGs. min_confidence: of a finding. Billed procedures count for checks
+    and groups; their support is not audited.
     """
     if reference not in REFERENCES:
         raise ConfigError(f"reference must be one of {', '.join(REFERENCES)}; got {reference!r}")
     bill = _EncounterBill(build_claim(note_id, text, suggestions, stated), billed, suggestions, reference)
     fields = bill.fields
     findings = [*bill.code_findings(), *bill.order_findings(), *bill.conflicts()]
+    findings = [item for item in findings if item.confidence >= min_confidence]
     findings = with_effects(findings, billed, fields, weights or {})
     findings.sort(key=lambda item: KINDS.index(item.kind))
-    return AuditResult(note_id, text, bill.claim.encounter, tuple(billed), tuple(findings), bill.supported)
+    return EncounterAudit(note_id, text, bill.claim.encounter, tuple(billed), tuple(findings), bill.supported)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +146,13 @@ class _EncounterBill:
         return "other_code", f"the text supports {right} of the same category"
 
     def _has_suggestion(self, code: str, named: Sequence[NamedAt]) -> bool:
-        """Whether a coder accepts the code and the text does not speak against it."""
+        """Whether a coder suggests the code, and neither the text nor the claim speaks against it."""
         suggestion = self._suggested.get(code)
-        is_left_out = any(left.code == code for left in self.claim.left_out)
-        return suggestion is not None and suggestion.accepted and not named and not is_left_out
+        if suggestion is None or not suggestion.evidence:
+            return False
+        if self._reference == "coder":
+            return suggestion.probability >= _SUGGESTED
+        return suggestion.accepted and not named and all(left.code != code for left in self.claim.left_out)
 
     def order_findings(self) -> Iterator[Finding]:
         """A principal diagnosis that the claim lists later, and indicators that differ from those of the claim."""

@@ -55,7 +55,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class AuditResult:
+class EncounterAudit:
     """The findings of an encounter, by kind, and the billed codes that the text supports with their evidence."""
 
     id: str
