@@ -21,7 +21,6 @@ from nosology.core import OutputError
 from nosology.core.files import atomic_file, check_results_folder, output_errors, private_file, read_json, write_json
 
 FINDINGS, SETTINGS = "findings.jsonl", "audit.json"
-OWN = (SETTINGS, FINDINGS, "findings.csv", "summary.json", "index.html")
 COLUMNS = ("id", "coder", "kind", "system", "code", "instead", "confidence", "reason", "rule", "evidence")
 COLUMNS += ("start", "end", "looked_for", "drg", "drg_after", "weight", "risk", "hcc_added", "hcc_dropped")
 
@@ -32,7 +31,7 @@ class AuditFolder:
     def __init__(self, folder: str | Path, settings: Mapping[str, Any]):
         """settings: what was audited and how; OutputError if the folder has an audit with other ones."""
         self.path, self._settings = Path(folder), dict(settings)
-        check_results_folder(self.path, own=OWN)
+        check_results_folder(self.path, own=(SETTINGS,))
         with output_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             self.path.chmod(0o700)

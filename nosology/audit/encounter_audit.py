@@ -20,7 +20,7 @@ from nosology.core import Code, ConfigError, Span, Suggestion
 REFERENCES = ("claim", "coder")
 """Against what a bill is audited: the claim by the guidelines, or the codes that a coder accepts."""
 # Hand-set: how sure a finding is whose confidence no coder gives.
-_CONTRADICTED, _NOT_FOUND, _MOVED, _WRONG_POA = 0.9, 0.75, 0.6, 0.6
+_CONTRADICTED, _NOT_FOUND, _UNSURE = 0.9, 0.75, 0.6
 _SUGGESTED = 0.02  # against a coder, a billed code with this probability or more has support
 MIN_CONFIDENCE = 0.5
 _LEVELS = {"error": 0.95, "warning": 0.7}
@@ -113,18 +113,21 @@ class _EncounterBill:
             return None
         named = self._mentions.of(code.code)
         usable = [it for it in named if it.objection is None]
+        suggested = self._suggested_spans(code.code, named)
         better = self._related(code.code, usable, explained)
         if better is not None:
             kind, reason = self._compare(code.code, better.code)
-            return Finding(kind, code, reason, better.probability, better.rule, better.code, better.evidence)
-        if usable or self._has_suggestion(code.code, named):
-            self.supported[code] = tuple(dict.fromkeys(it.span for it in usable))
+            # Without any support the billed code is wrong, whichever the right one is.
+            confidence = max(better.probability, 0.0 if usable or suggested else _UNSURE)
+            return Finding(kind, code, reason, confidence, better.rule, better.code, better.evidence)
+        if usable or suggested:
+            self.supported[code] = tuple(dict.fromkeys(it.span for it in usable)) or suggested
             return None
         if first := next((it.objection for it in named if it.objection), None):
             return _contradicted(code, first, named)
         for left in self.claim.left_out:
             if left.code == code.code and left.evidence:
-                return Finding("unsupported", code, left.reason, _MOVED, left.rule, evidence=left.evidence)
+                return Finding("unsupported", code, left.reason, _UNSURE, left.rule, evidence=left.evidence)
         looked_for = names_of(self._draft, code)
         return Finding("unsupported", code, "the text does not name it", _NOT_FOUND, looked_for=looked_for)
 
@@ -145,14 +148,16 @@ class _EncounterBill:
             return "more_specific", f"the text supports only {right}"
         return "other_code", f"the text supports {right} of the same category"
 
-    def _has_suggestion(self, code: str, named: Sequence[NamedAt]) -> bool:
-        """Whether a coder suggests the code, and neither the text nor the claim speaks against it."""
+    def _suggested_spans(self, code: str, named: Sequence[NamedAt]) -> tuple[Span, ...]:
+        """The evidence of a coder for the code; empty if it does not count, or the text or the claim objects."""
         suggestion = self._suggested.get(code)
-        if suggestion is None or not suggestion.evidence:
-            return False
+        if suggestion is None:
+            return ()
         if self._reference == "coder":
-            return suggestion.probability >= _SUGGESTED
-        return suggestion.accepted and not named and all(left.code != code for left in self.claim.left_out)
+            counts = suggestion.probability >= _SUGGESTED
+        else:
+            counts = suggestion.accepted and not named and all(left.code != code for left in self.claim.left_out)
+        return _spans(suggestion) if counts else ()
 
     def order_findings(self) -> Iterator[Finding]:
         """A principal diagnosis that the claim lists later, and indicators that differ from those of the claim."""
@@ -167,12 +172,12 @@ class _EncounterBill:
             and principal.code in proposed
         ):
             reason = f"by the claim {first.code} is the first-listed diagnosis"
-            yield Finding("sequencing", principal, reason, _MOVED, first.rule, first.code, first.evidence)
+            yield Finding("sequencing", principal, reason, _UNSURE, first.rule, first.code, first.evidence)
         for item in self._billed:
             right = proposed.get(item.code.code)
             if right is not None and {item.poa, right.poa} == {"Y", "N"}:
                 reason = "the text says that it was " + ("present" if right.poa == "Y" else "not present")
-                yield Finding("poa", item.code, f"{reason} on admission", _WRONG_POA, "", right.poa, right.evidence)
+                yield Finding("poa", item.code, f"{reason} on admission", _UNSURE, "", right.poa, right.evidence)
 
     def conflicts(self) -> Iterator[Finding]:
         """Errors and warnings of the checks of the billed codes: Excludes1, code editor, patient, date, POA."""
@@ -195,7 +200,11 @@ def _expected(item: ClaimCode) -> _Expected:
 def _accepted(suggestions: Sequence[Suggestion]) -> Iterator[_Expected]:
     for it in suggestions:
         if it.accepted and it.system == "icd10cm":
-            yield _Expected(it.code, it.probability, tuple(Span(span.start, span.end) for span in it.evidence))
+            yield _Expected(it.code, it.probability, _spans(it))
+
+
+def _spans(suggestion: Suggestion) -> tuple[Span, ...]:
+    return tuple(Span(item.start, item.end) for item in suggestion.evidence)
 
 
 def _contradicted(code: Code, first: Objection, named: Sequence[NamedAt]) -> Finding:

@@ -29,6 +29,9 @@ def audit(
         str,
         typer.Option(metavar="claim|coder", help="Audit against the claim, or against the codes the coder accepts."),
     ] = "claim",
+    min_confidence: Annotated[
+        float, typer.Option(min=0, max=1, help="Of a finding; less sure ones are not reported.")
+    ] = 0.5,
     drg_weights: Annotated[
         list[Path] | None, typer.Option(metavar="FILE", help="CMS Table 5 of a fiscal year; may be repeated.")
     ] = None,
@@ -59,6 +62,7 @@ def audit(
             "billed": sha256(billed),
             "coder": str(coder),
             "reference": reference,
+            "min_confidence": min_confidence,
             "drg_weights": [sha256(path) for path in drg_weights or ()],
         },
     )
@@ -70,9 +74,19 @@ def audit(
         if bill is None or note.id in folder.done:
             continue
         suggestions = next(loaded.code_all([note]))
-        result = audit_encounter(
-            note.id, note.text, bill.codes, suggestions, stated_fields(note), reference=reference, weights=weights
-        )
+        try:
+            result = audit_encounter(
+                note.id,
+                note.text,
+                bill.codes,
+                suggestions,
+                stated_fields(note),
+                reference=reference,
+                weights=weights,
+                min_confidence=min_confidence,
+            )
+        except ConfigError as error:  # a wrong field of the encounter
+            raise DataError(f"{notes}: note {len(seen)}: {error}") from error
         folder.append(result.to_json() | {"coder": bill.coder})
     counts = {"notes_without_bill": len(seen - bills.keys()), "bills_without_note": len(bills.keys() - seen)}
     summary = folder.finish(counts)

@@ -81,8 +81,14 @@ def test_a_stopped_audit_continues_and_gives_the_same_report(run, inputs):
     assert code == 1 and "other files or with other settings" in err
 
 
+def test_findings_below_the_confidence_are_not_reported(run, inputs):
+    assert run(*options(*inputs), "--min-confidence", "0.95")[0] == 0
+    summary = json.loads((inputs[2] / "summary.json").read_text("utf-8"))
+    assert (summary["encounters"], summary["with_findings"]) == (2, 0)
+
+
 def test_refused_inputs_show_no_text(run, inputs):
-    notes, billed, out = inputs
+    notes, billed, _ = inputs
     for content, message in (
         ("id,code\na,patient has severe asthma\n", "row 2"),
         ("id,code,poa\na,I10,maybe\n", "poa must be empty or one of Y, N, U, W, 1"),
@@ -94,10 +100,15 @@ def test_refused_inputs_show_no_text(run, inputs):
         code, _, err = run(*options(*inputs))
         assert code == 1 and message in err and "severe" not in err, err
     billed.write_text(BILLED, encoding="utf-8")
+    right = notes.read_text("utf-8")
+    notes.write_text(right.replace('"outpatient"', '"home"'), encoding="utf-8")
+    code, _, err = run(*options(*inputs))
+    assert code == 1 and "note 2: setting must be one of" in err
+    notes.write_text(right, encoding="utf-8")
+    inputs[2].rename(inputs[2].with_name("first"))
     notes.write_text("\n".join([notes.read_text("utf-8")] * 2), encoding="utf-8")
     code, _, err = run(*options(*inputs))
     assert code == 1 and "note 4 has the id of an earlier note" in err and "CKD" not in err
-    out.joinpath("findings.jsonl").unlink(missing_ok=True)
 
 
 def test_a_folder_with_other_files_is_refused(run, inputs):

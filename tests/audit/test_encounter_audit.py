@@ -9,7 +9,7 @@ import pytest
 from nosology.audit.correction import corrected
 from nosology.audit.encounter_audit import audit_encounter
 from nosology.audit.finding import KINDS, BilledCode, Finding
-from nosology.core import Code, ConfigError
+from nosology.core import Code, ConfigError, EvidenceSpan, Suggestion
 from nosology.serving.coder import Coder
 
 TEXT = """DISCHARGE DIAGNOSES:
@@ -124,6 +124,27 @@ def test_against_a_coder_every_accepted_code_is_expected(coder):
     assert found["I10"].kind == "not_billed"  # the claim has it in I13.0
     with pytest.raises(ConfigError, match="reference must be one of claim, coder"):
         audit(coder, RIGHT, reference="gold")
+
+
+def test_what_a_coder_suggests_supports_a_billed_code_against_this_coder():
+    text = "The scan is odd."
+    span = EvidenceSpan(4, 8, "scan", 0.1)
+    weak = Suggestion("icd10cm", "R93.89", "", 0.1, False, (span,))
+    billed = [BilledCode(Code("icd10cm", "R93.89"))]
+    support = {
+        reference: audit_encounter("n", text, billed, [weak], {}, reference=reference).supported
+        for reference in ("claim", "coder")
+    }
+    assert support == {"claim": {}, "coder": {billed[0].code: ((4, 8),)}}
+
+
+def test_a_code_without_support_is_reported_even_if_the_right_one_is_unsure():
+    text = "The pump is weak."
+    span = EvidenceSpan(4, 16, text[4:16], 0.3)
+    unsure = Suggestion("icd10cm", "I50.9", "", 0.3, True, (span,))
+    billed = [BilledCode(Code("icd10cm", "I50.23"))]
+    (item,) = audit_encounter("n", text, billed, [unsure], {}, reference="coder").findings
+    assert (item.kind, item.instead, item.confidence) == ("more_specific", "I50.9", 0.6)
 
 
 def test_json_has_offsets_and_words(coder):
