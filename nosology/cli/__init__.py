@@ -14,6 +14,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from nosology.cli import codes, corpus_commands, federate, plant, workbench
+from nosology.cli.audit_command import audit
 from nosology.cli.claim import claim
 from nosology.cli.coder_commands import code, import_app, train
 from nosology.cli.command_group import CommandGroup, is_unicode
@@ -54,6 +55,7 @@ app.command()(train)
 app.command()(evaluate)
 app.command()(code)
 app.command()(claim)
+app.command()(audit)
 app.command()(compare)
 app.command()(reproduce)
 app.command()(explain)
@@ -116,7 +118,7 @@ def main() -> None:
 
 def _after_interrupt(words: list[str]) -> str:
     """What an interrupted command leaves behind."""
-    if words[:1] in (["compare"], ["embed"], ["reproduce"]):
+    if words[:1] in (["audit"], ["compare"], ["embed"], ["reproduce"]):
         return "OUT has the results so far, and the same command continues from there"
     if words[:2] == ["corpus", "split"] and any(word.partition("=")[0] == "--k" for word in words):
         return "splits in OUT are complete, but some are missing; the same command writes all of them again"

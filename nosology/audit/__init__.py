@@ -1,0 +1,1 @@
+"""Audit: what was billed for an encounter against what its documents support."""

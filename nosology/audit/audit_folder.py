@@ -1,0 +1,140 @@
+"""The folder of an audit: findings.jsonl (one line per encounter, appended), findings.csv, summary.json, index.html.
+
+All of its files can have words of notes, so only its owner can read them. An audit that was stopped continues with the
+encounters that are not in findings.jsonl yet.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from nosology.audit.audit_page import audit_page
+from nosology.audit.finding import KINDS
+from nosology.codes import table
+from nosology.core import OutputError
+from nosology.core.files import atomic_file, check_results_folder, output_errors, private_file, read_json, write_json
+
+FINDINGS, SETTINGS = "findings.jsonl", "audit.json"
+COLUMNS = ("id", "coder", "kind", "system", "code", "instead", "confidence", "reason", "rule", "evidence")
+COLUMNS += ("start", "end", "looked_for", "drg", "drg_after", "weight", "risk", "hcc_added", "hcc_dropped")
+
+
+class AuditFolder:
+    """The results of an audit while it runs."""
+
+    def __init__(self, folder: str | Path, settings: Mapping[str, Any]):
+        """settings: what was audited and how; OutputError if the folder has an audit with other ones."""
+        self.path, self._settings = Path(folder), dict(settings)
+        check_results_folder(self.path, own=(SETTINGS,))
+        with output_errors(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.path.chmod(0o700)
+        stored = self.path / SETTINGS
+        if stored.exists() and read_json(stored) != self._settings:
+            raise OutputError(f"{self.path} has an audit of other files or with other settings; give another folder")
+        write_json(stored, self._settings)
+        self.done = {record["id"] for record in self._repair()}
+
+    def _repair(self) -> list[dict[str, Any]]:
+        """The records that are complete; a line that was not finished is cut off."""
+        path = self.path / FINDINGS
+        if not path.exists():
+            return []
+        content = path.read_bytes()
+        complete = content.rfind(b"\n") + 1
+        if complete < len(content):
+            os.truncate(path, complete)
+        return [json.loads(line) for line in content[:complete].splitlines()]
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Stores the record of an encounter."""
+        with output_errors(self.path), open(self.path / FINDINGS, "a", encoding="utf-8", opener=private_file) as file:
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        self.done.add(record["id"])
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """The stored records."""
+        path = self.path / FINDINGS
+        with path.open(encoding="utf-8", newline="\n") as file:
+            yield from map(json.loads, file)
+
+    def finish(self, counts: Mapping[str, int]) -> dict[str, Any]:
+        """The summary, after findings.csv, summary.json and index.html are written. counts: further numbers for it."""
+        records = list(self.records()) if self.done else []
+        summary = {**summarise(records), **counts}
+        with (
+            atomic_file(self.path / "findings.csv") as temporary,
+            temporary.open("w", encoding="utf-8", newline="") as file,
+        ):
+            writer = csv.writer(file)
+            writer.writerow(COLUMNS)
+            writer.writerows(_escaped(row) for record in records for row in _rows(record))
+        write_json(self.path / "summary.json", summary)
+        with atomic_file(self.path / "index.html") as temporary:
+            temporary.write_text(audit_page(summary, records), encoding="utf-8")
+        return summary
+
+
+def summarise(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """Numbers of encounters, codes and findings, by kind, by chapter of ICD-10-CM and by the person who coded."""
+    kinds: Counter[str] = Counter()
+    chapters: dict[str, Counter[str]] = {}
+    coders: dict[str, Counter[str]] = {}
+    for record in records:
+        own = coders.setdefault(record["coder"], Counter())
+        own["encounters"] += 1
+        own["codes"] += len(record["billed"])
+        for item in record["findings"]:
+            kinds[item["kind"]] += 1
+            own[item["kind"]] += 1
+            chapters.setdefault(_chapter(item), Counter())[item["kind"]] += 1
+    return {
+        "encounters": len(records),
+        "codes": sum(len(record["billed"]) for record in records),
+        "with_findings": sum(bool(record["findings"]) for record in records),
+        "drg_changes": sum(any(_changes_drg(item) for item in record["findings"]) for record in records),
+        "kinds": {kind: kinds[kind] for kind in KINDS},
+        "chapters": {name: dict(counter) for name, counter in sorted(chapters.items())},
+        "coders": {name: dict(counter) for name, counter in sorted(coders.items()) if name},
+    }
+
+
+def _chapter(item: Mapping[str, Any]) -> str:
+    if item["system"] != "icd10cm":
+        return "procedures"
+    lines = table("icd10cm")
+    name = item["code"] if item["code"] in lines else item["code"][:3]
+    return lines.chapter(name) if name in lines else "unknown"
+
+
+def _changes_drg(item: Mapping[str, Any]) -> bool:
+    effect = item["effect"]
+    return effect is not None and effect["drg"] != effect["drg_after"]
+
+
+def _rows(record: Mapping[str, Any]) -> Iterator[list[Any]]:
+    for item in record["findings"]:
+        effect, spans = item["effect"] or {}, item["evidence"]
+        yield [
+            record["id"],
+            record["coder"],
+            *(item[name] for name in COLUMNS[2:9]),
+            " | ".join(" ".join(span["text"].split()) for span in spans),
+            *(" ".join(str(span[name]) for span in spans) for name in ("start", "end")),
+            " | ".join(item["looked_for"]),
+            *(effect.get(name) for name in ("drg", "drg_after", "weight", "risk")),
+            *(" ".join(effect.get(name, ())) for name in ("added", "dropped")),
+        ]
+
+
+def _escaped(row: list[Any]) -> list[Any]:
+    """The cells in a form that a spreadsheet does not read as formulas."""
+    return [
+        f"'{cell}" if isinstance(cell, str) and cell[:1] in ("=", "+", "-", "@", "\t", "\r") else cell for cell in row
+    ]

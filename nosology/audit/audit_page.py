@@ -1,0 +1,120 @@
+"""The page of an audit: counts by kind, chapter and coder, and the findings with the words of the notes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from importlib.resources import files
+from string import Template
+from typing import Any
+
+from nosology.audit.finding import KINDS
+
+MAX_FINDINGS = 1000  # in the page; the other files have all of them
+_TITLES = {
+    "unsupported": "billed without support",
+    "not_billed": "supported, not billed",
+    "less_specific": "less specific than the text",
+    "more_specific": "more specific than the text",
+    "other_code": "another code of the category",
+    "sequencing": "first-listed diagnosis",
+    "poa": "present on admission",
+    "conflict": "conflicts and edits",
+}
+
+
+def audit_page(summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> str:
+    """index.html: one page without scripts or outside files."""
+    found = [(record["id"], item) for record in records for item in record["findings"]]
+    found.sort(key=lambda pair: (-_changes(pair[1]), -pair[1]["confidence"]))
+    body = [_tiles(summary), _kinds(summary["kinds"])]
+    body += [_counts(title, summary[name]) for title, name in (("Chapters", "chapters"), ("Coders", "coders"))]
+    body.append(_findings(found[:MAX_FINDINGS], len(found)))
+    line = f"{summary['encounters']:,} encounters, {summary['codes']:,} billed codes. Confidential: words of notes."
+    template = Template(files("nosology.evaluation").joinpath("report.html").read_text(encoding="utf-8"))
+    return template.substitute(title="Audit of billed codes", summary=escape(line), body="\n".join(body))
+
+
+def _changes(item: Mapping[str, Any]) -> bool:
+    """Whether the correction changes DRG or risk score."""
+    effect = item["effect"]
+    return effect is not None and (effect["drg"] != effect["drg_after"] or bool(effect["risk"]))
+
+
+def _tiles(summary: Mapping[str, Any]) -> str:
+    shown = (
+        ("findings", sum(summary["kinds"].values())),
+        ("encounters with findings", summary["with_findings"]),
+        ("encounters whose DRG a correction changes", summary["drg_changes"]),
+    )
+    tiles = (f'<div class="tile"><b>{number:,}</b><span>{name}</span></div>' for name, number in shown)
+    return f'<div class="tiles">{"".join(tiles)}</div>'
+
+
+def _section(title: str, table: str, note: str = "") -> str:
+    return f'<section><h2>{title}</h2><p class="note">{escape(note)}</p><div class="scroll">{table}</div></section>'
+
+
+def _kinds(kinds: Mapping[str, int]) -> str:
+    most = max(1, *kinds.values())
+    rows = (
+        f'<tr><td>{_TITLES[kind]}</td><td class="n">{kinds[kind]:,}</td><td style="width:60%"><div style="height:12px;'
+        f'background:var(--blue);width:{100 * kinds[kind] / most:.1f}%"></div></td></tr>'
+        for kind in KINDS
+    )
+    return _section("Kinds", f"<table>{''.join(rows)}</table>")
+
+
+def _counts(title: str, groups: Mapping[str, Mapping[str, int]]) -> str:
+    if not groups:
+        return ""
+    heads = "".join(f'<th class="n">{_TITLES[kind]}</th>' for kind in KINDS)
+    rows = []
+    for name, counts in groups.items():
+        cells = "".join(f'<td class="n">{counts.get(kind, 0):,}</td>' for kind in KINDS)
+        rows.append(f"<tr><td>{escape(name)}</td>{cells}</tr>")
+    return _section(title, f"<table><tr><th></th>{heads}</tr>{''.join(rows)}</table>")
+
+
+def _findings(found: Sequence[tuple[str, Mapping[str, Any]]], total: int) -> str:
+    note = "First those that change DRG or risk score, then by confidence."
+    if total > len(found):
+        note += f" The first {len(found):,} of {total:,}; findings.csv has all."
+    heads = "".join(
+        f"<th>{name}</th>"
+        for name in ("encounter", "finding", "code", "instead", "reason", "text", "effect", "confidence")
+    )
+    rows = "".join(_row(note_id, item) for note_id, item in found)
+    return _section("Findings", f"<table><tr>{heads}</tr>{rows}</table>", note)
+
+
+def _row(note_id: str, item: Mapping[str, Any]) -> str:
+    words = [f"“{' '.join(span['text'].split())}” ({span['start']}–{span['end']})" for span in item["evidence"]]
+    if item["looked_for"]:
+        words.append("looked for: " + "; ".join(item["looked_for"]))
+    cells = (
+        note_id,
+        _TITLES[item["kind"]],
+        item["code"],
+        item["instead"],
+        item["reason"],
+        ", ".join(words),
+        _effect(item),
+    )
+    return (
+        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}<td class='n'>{item['confidence']:.2f}</td></tr>"
+    )
+
+
+def _effect(item: Mapping[str, Any]) -> str:
+    effect, parts = item["effect"] or {}, []
+    if effect.get("drg") != effect.get("drg_after"):
+        parts.append(f"DRG {effect['drg'] or 'none'} → {effect['drg_after'] or 'none'}")
+    if effect.get("weight"):
+        parts.append(f"weight {effect['weight']:+.4f}")
+    if effect.get("risk"):
+        parts.append(f"risk {effect['risk']:+.3f}")
+    parts += [f"+HCC {name}" for name in effect.get("added", ())] + [
+        f"−HCC {name}" for name in effect.get("dropped", ())
+    ]
+    return ", ".join(parts)

@@ -1,0 +1,65 @@
+"""Where a text names a code, and whether each mention counts."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from nosology.claims.draft import Draft
+from nosology.claims.mention_status import Objection, objection
+from nosology.codes.related_codes import is_past_event
+from nosology.core import Code, Span
+from nosology.models.lexicon.lexicon_settings import MatchSettings
+from nosology.models.lexicon.lexicon_terms import Terms
+from nosology.models.lexicon.mentions import find_mentions
+from nosology.text.context import CATEGORIES
+
+_MAX_NAMES = 6
+_MARKS = {
+    "negated": "the note denies it",
+    "family": "the note says it of a relative",
+    "historical": "the note says it only of the past",
+    "hypothetical": "the note mentions it only as a possibility in the future",
+}  # whether uncertain mentions count depends on the setting; `objection` knows it
+
+
+class NamedAt(NamedTuple):
+    """A mention of a code; objection: why it does not count, None if it does. is_first: no code fits better."""
+
+    span: Span
+    objection: Objection | None
+    is_first: bool
+
+
+class MentionedCodes:
+    """The codes that the terms of the classification name in a text, whatever the context."""
+
+    def __init__(self, draft: Draft):
+        self._draft = draft
+        self._at: dict[str, list[tuple[Span, tuple[bool, ...], bool]]] = {}
+        for mention in find_mentions(draft.text, Terms.open(), None, MatchSettings().gap).mentions:
+            for code, named in mention.named.items():
+                place = Span(mention.start, mention.end), mention.marks, named.order == 0
+                self._at.setdefault(code.code, []).append(place)
+
+    def of(self, code: str) -> list[NamedAt]:
+        """The mentions of an ICD-10-CM code."""
+        return [
+            NamedAt(span, self._objection(span, marks, code), first) for span, marks, first in self._at.get(code, ())
+        ]
+
+    def _objection(self, span: Span, marks: tuple[bool, ...], code: str) -> Objection | None:
+        if code in self._draft.table and (found := objection(self._draft, span, code)):
+            return found
+        for category, reason in _MARKS.items():
+            is_over = category != "historical" or is_past_event(code)  # chronic diseases go on
+            if marks[CATEGORIES.index(category)] and code[0] != "Z" and is_over:
+                return Objection(category, reason)
+        return None
+
+
+def names_of(draft: Draft, code: Code) -> tuple[str, ...]:
+    """The description of a code and its inclusion terms."""
+    if code.system != "icd10cm" or code.code not in draft.table:
+        return ()
+    entry = draft.table[code.code]
+    return tuple(dict.fromkeys((entry.description, *entry.inclusion_terms)))[:_MAX_NAMES]

@@ -1,0 +1,118 @@
+"""`nosology audit`: the files of the report, who can read them, resuming, and refused inputs."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+
+import pytest
+
+from nosology.cli import main
+
+TEXT = "DISCHARGE DIAGNOSES:\n1. Hypertension\n2. CKD stage 4\n3. Chronic diastolic heart failure\n4. No pneumonia"
+BILLED = "id,code,order,poa,coder\na,I5032,2,Y,kim\na,J18.9,3,Y,kim\na,I13.0,1,Y,kim\na,N18.4,4,Y,kim\nb,M10.9,1,,lee\n"
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["nosology", "audit", *map(str, words)])
+        try:
+            main()
+            code = 0
+        except SystemExit as end:
+            code = end.code or 0
+        return code, *capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture
+def inputs(tmp_path):
+    notes, billed = tmp_path / "notes.jsonl", tmp_path / "billed.csv"
+    rows = [
+        {"id": "a", "text": TEXT, "setting": "inpatient", "sex": "F", "age": 70},
+        {"id": "b", "text": "Assessment: gout <b>.", "setting": "outpatient"},
+        {"id": "c", "text": "Asthma."},
+    ]
+    notes.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    billed.write_text(BILLED, encoding="utf-8")
+    return notes, billed, tmp_path / "report"
+
+
+def options(notes, billed, out):
+    return "--notes", notes, "--billed", billed, "--out", out
+
+
+def test_the_report_has_every_finding_in_every_file(run, inputs):
+    code, out, err = run(*options(*inputs))
+    folder = inputs[2]
+    assert code == 0 and "2 encounters" in out and "caution: 1 notes without bill" in err
+    assert folder.stat().st_mode & 0o777 == 0o700
+    records = [json.loads(line) for line in (folder / "findings.jsonl").read_text("utf-8").splitlines()]
+    assert [record["id"] for record in records] == ["a", "b"]
+    assert [item["code"] for item in records[0]["billed"]] == ["I13.0", "I50.32", "J18.9", "N18.4"]
+    found = [(item["kind"], item["code"]) for record in records for item in record["findings"]]
+    assert found == [("unsupported", "J18.9")]
+    (row,) = csv.DictReader((folder / "findings.csv").read_text("utf-8").splitlines())
+    assert (row["id"], row["coder"], row["rule"], row["evidence"]) == ("a", "kim", "negated", "pneumonia")
+    assert TEXT[int(row["start"]) : int(row["end"])] == "pneumonia"
+    summary = json.loads((folder / "summary.json").read_text("utf-8"))
+    assert summary["kinds"]["unsupported"] == 1 and summary["coders"]["kim"]["unsupported"] == 1
+    assert (summary["encounters"], summary["codes"], summary["notes_without_bill"]) == (2, 5, 1)
+    page = (folder / "index.html").read_text("utf-8")
+    assert "J18.9" in page and "pneumonia" in page and "<script" not in page
+
+
+def test_a_stopped_audit_continues_and_gives_the_same_report(run, inputs):
+    folder = inputs[2]
+    assert run(*options(*inputs))[0] == 0
+    whole = {path.name: path.read_bytes() for path in folder.iterdir()}
+    lines = whole["findings.jsonl"].splitlines(keepends=True)
+    marked = lines[0].replace(b'"coder": "kim"', b'"coder": "old"')
+    (folder / "findings.jsonl").write_bytes(marked + lines[1][:20])
+    assert run(*options(*inputs))[0] == 0
+    assert (folder / "findings.jsonl").read_bytes() == marked + lines[1]  # the first was not audited again
+    (folder / "findings.jsonl").write_bytes(lines[0])
+    assert run(*options(*inputs))[0] == 0
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == whole
+    code, _, err = run(*options(*inputs), "--reference", "coder")
+    assert code == 1 and "other files or with other settings" in err
+
+
+def test_findings_below_the_confidence_are_not_reported(run, inputs):
+    assert run(*options(*inputs), "--min-confidence", "0.95")[0] == 0
+    summary = json.loads((inputs[2] / "summary.json").read_text("utf-8"))
+    assert (summary["encounters"], summary["with_findings"]) == (2, 0)
+
+
+def test_refused_inputs_show_no_text(run, inputs):
+    notes, billed, _ = inputs
+    for content, message in (
+        ("id,code\na,patient has severe asthma\n", "row 2"),
+        ("id,code,poa\na,I10,maybe\n", "poa must be empty or one of Y, N, U, W, 1"),
+        ("id,code,order\na,I10,first\n", "order must be a number"),
+        ("id\na\n", "missing column code"),
+        ("id,code\na,428.0\n", "icd10cm"),
+    ):
+        billed.write_text(content, encoding="utf-8")
+        code, _, err = run(*options(*inputs))
+        assert code == 1 and message in err and "severe" not in err, err
+    billed.write_text(BILLED, encoding="utf-8")
+    right = notes.read_text("utf-8")
+    notes.write_text(right.replace('"outpatient"', '"home"'), encoding="utf-8")
+    code, _, err = run(*options(*inputs))
+    assert code == 1 and "note 2: setting must be one of" in err
+    notes.write_text(right, encoding="utf-8")
+    inputs[2].rename(inputs[2].with_name("first"))
+    notes.write_text("\n".join([notes.read_text("utf-8")] * 2), encoding="utf-8")
+    code, _, err = run(*options(*inputs))
+    assert code == 1 and "note 4 has the id of an earlier note" in err and "CKD" not in err
+
+
+def test_a_folder_with_other_files_is_refused(run, inputs):
+    inputs[2].mkdir()
+    (inputs[2] / "thesis.txt").write_text("x", encoding="utf-8")
+    code, _, err = run(*options(*inputs))
+    assert code == 1 and "thesis.txt" in err
