@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PAGES = [ROOT / "README.md", DOCS / "evaluation.md", *sorted((DOCS / "tutorials").glob("*.md"))]
+PAGES = [ROOT / "README.md", DOCS / "evaluation.md", DOCS / "autonomy.md", *sorted((DOCS / "tutorials").glob("*.md"))]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)

@@ -1,0 +1,246 @@
+"""Notes that pass unseen, and drift: python benchmarks/quality/autonomy.py [--codiesp FOLDER] [--patients 10000]
+
+Held-out notes are split 100 times. One part calibrates, the other one is measured: the mean loss of its notes that
+pass, and their share. "held" is the share of splits whose realised loss is at most the tolerated one (no note passes:
+0). The measured notes are a sample themselves, so a "held" of 0.95 is not quite implied. "held exactly" is: calibration
+notes are drawn with replacement, and the loss is that of all notes they were drawn from. The simulated hospital: the linear coder learns the 50 most frequent codes from one site, with one held-out note per
+patient; its thresholds and monitors are then used at the other sites. CodiEsp (FOLDER/codiesp_en_train.jsonl and
+codiesp_en_dev.jsonl): the linear coder, all diagnoses, dev notes held out; and as another hospital, the dev notes coded
+by the coder of the simulated one. Monitored: confidence, the share of words that no train note has, and, for notes
+that people review, the errors beyond those that the coder expected.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nosology.config import load_recipe
+from nosology.core import Code, Note
+from nosology.core.files import write_json
+from nosology.corpora.corpus import write_corpus
+from nosology.corpora.notes_file import read_notes
+from nosology.corpora.simulate import simulate_notes
+from nosology.evaluation.drift import DriftMonitor
+from nosology.evaluation.risk_control import Loss, control_risk, expected_errors, note_losses
+from nosology.models.bundle import Bundle
+from nosology.models.train import train
+
+RESULT = Path(__file__).parents[1] / "results" / "quality_autonomy.json"
+SPLITS = 100
+DELTA, RATE = 0.05, 0.01
+SITE, FREQUENT, TRAIN = "harbor", 50, 1_500
+CALIBRATION = 1_000  # notes of the simulated hospital; half of the notes where there are fewer than twice as many
+BOUND = 10  # of errors a note, where they are monitored
+# (loss, bound, tolerated)
+SIMULATED: tuple[tuple[Loss, float, float], ...] = (
+    ("errors", 10, 1.0),
+    ("errors", 10, 2.0),
+    ("errors", 10, 2.5),
+    ("errors", 10, 3.0),
+    ("not_exact", 1, 0.7),
+    ("not_exact", 1, 0.8),
+    ("not_exact", 1, 0.9),
+)
+CODIESP: tuple[tuple[Loss, float, float], ...] = (("errors", 20, 6.0), ("errors", 20, 8.0), ("errors", 20, 10.0))
+
+
+@dataclass(frozen=True)
+class Coded:
+    """Notes with the coder's confidence and share of unknown words (B,), its accepted codes and the true ones."""
+
+    confidence: np.ndarray
+    unknown: np.ndarray
+    accepted: list[list[Code]]
+    final: list[tuple[Code, ...]]
+
+    def monitored(self) -> dict[str, np.ndarray]:
+        """The numbers that are monitored."""
+        surplus = note_losses(self.accepted, self.final, "errors", BOUND) + self.confidence
+        return {"confidence": self.confidence, "unknown words": self.unknown, "errors (reviewed)": surplus}
+
+
+def words_of(text: str) -> set[str]:
+    """The distinct words of a note."""
+    return set(re.findall(r"[a-z]+", text.lower()))
+
+
+def code(bundle: Bundle, notes: Sequence[Note], known: set[str]) -> Coded:
+    """The notes, coded. Confidence is minus the expected wrong and missing codes."""
+    labels, probabilities = bundle.model.labels, bundle.model.probabilities(notes)
+    accepted = np.array([bundle.decision.accepted(labels, row) for row in probabilities])
+    codes = [[labels.codes[j] for j in np.flatnonzero(row)] for row in accepted]
+    words = [words_of(note.text) for note in notes]
+    unknown = np.array([len(found - known) / max(1, len(found)) for found in words])
+    return Coded(-expected_errors(probabilities, accepted), unknown, codes, [note.codes for note in notes])
+
+
+def halves(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """The calibration notes and the measured notes of a split."""
+    order, first = np.random.default_rng([seed, 1]).permutation(n), min(CALIBRATION, n // 2)
+    return order[:first], order[first:]
+
+
+def fit(notes: Iterable[Note], settings: Sequence[str] = ()) -> Bundle:
+    """The linear coder."""
+    with tempfile.TemporaryDirectory() as folder:
+        corpus = write_corpus(notes, Path(folder) / "corpus", source={}, filters=[], counts={})
+        return train(load_recipe("linear", settings), [corpus], Path(folder) / "bundle")
+
+
+def passing_loss(coded: Coded, losses: np.ndarray, threshold: float | None, chosen: np.ndarray) -> tuple[float, float]:
+    """The mean loss of the chosen notes that pass, and their share."""
+    if threshold is None:
+        return 0.0, 0.0
+    passes = coded.confidence[chosen] >= threshold
+    return float(losses[chosen][passes].mean()) if passes.any() else 0.0, float(passes.mean())
+
+
+def resplit(home: Coded, loss: Loss, bound: float, tolerated: float, away: dict[str, Coded]) -> dict[str, Any]:
+    """The table of one tolerated loss over all splits, at home and with the same thresholds at other sites."""
+    losses = note_losses(home.accepted, home.final, loss, bound)
+    there = {name: note_losses(coded.accepted, coded.final, loss, bound) for name, coded in away.items()}
+    rows: dict[str, list[tuple[float, float]]] = {name: [] for name in ("home", *away)}
+    exact = 0
+    for seed in range(SPLITS):
+        first, second = halves(len(losses), seed)
+        drawn = np.random.default_rng([seed, 2]).integers(len(losses), size=len(first))
+        found = control_risk(home.confidence[drawn], losses[drawn], tolerated, bound=bound, delta=DELTA, seed=seed)
+        exact += passing_loss(home, losses, found.threshold, np.arange(len(losses)))[0] <= tolerated
+        found = control_risk(home.confidence[first], losses[first], tolerated, bound=bound, delta=DELTA, seed=seed)
+        rows["home"].append(passing_loss(home, losses, found.threshold, second))
+        for name, coded in away.items():
+            everything = np.arange(len(coded.final))
+            rows[name].append(passing_loss(coded, there[name], found.threshold, everything))
+    table: dict[str, Any] = {"loss": loss, "bound": bound, "tolerated": tolerated, "all_notes": float(losses.mean())}
+    table["held_exactly"] = exact / SPLITS
+    for name, pairs in rows.items():
+        realised, share = np.array(pairs).T
+        some = share > 0
+        table[name] = {
+            "held": float((realised <= tolerated).mean()),
+            "realised": float(realised[some].mean()) if some.any() else None,
+            "share": float(share.mean()),
+            "splits_where_some_pass": float(some.mean()),
+        }
+    return table
+
+
+def alarms(home: Coded, away: dict[str, Coded]) -> list[dict[str, Any]]:
+    """The share of splits with an alarm and the median notes until it, by monitored number, at home and elsewhere."""
+    found: dict[tuple[str, str], list[int | None]] = {}
+    ours, theirs = home.monitored(), {name: coded.monitored() for name, coded in away.items()}
+    for seed in range(SPLITS):
+        first, second = halves(len(home.final), seed)
+        for what, values in ours.items():
+            streams = {"home": values[second]}
+            streams |= {name: np.random.default_rng([seed, 3]).permutation(other[what]) for name, other in theirs.items()}
+            for name, stream in streams.items():
+                monitor = DriftMonitor(values[first], rate=RATE, seed=seed)
+                for value in stream:
+                    if monitor.add(value):
+                        break
+                found.setdefault((what, name), []).append(monitor.alarm_at)
+    return [
+        {
+            "monitored": what,
+            "site": name,
+            "alarm": float(np.mean([at is not None for at in delays])),
+            "median_notes": float(np.median([at for at in delays if at is not None])) if any(delays) else None,
+        }
+        for (what, name), delays in found.items()
+    ]
+
+
+def hospital(patients: int, elsewhere: Sequence[Note]) -> dict[str, Any]:
+    """The tables of the simulated hospital; elsewhere: notes of another corpus that its coder codes as well."""
+    notes = [note for note in simulate_notes(patients, 0, years=(2016, 2019)) if note.codes]
+    ours = [note for note in notes if note.site == SITE]
+    learned = ours[:TRAIN]
+    counts = Counter(code for note in learned for code in note.codes)
+    wanted = {code for code, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:FREQUENT]}
+    patients_seen = {note.patient for note in learned}
+    known = {word for note in learned for word in words_of(note.text)}
+    bundle = fit(replace(_only(note, wanted), split="train") for note in learned)
+    held: dict[str, Note] = {}
+    for note in notes:  # one note of a patient: notes of the same patient are not independent
+        if note.patient not in patients_seen:
+            held.setdefault(note.patient, _only(note, wanted))
+    by_site: dict[str, list[Note]] = {}
+    for note in held.values():
+        by_site.setdefault(note.site or "", []).append(note)
+    if elsewhere:
+        by_site["codiesp"] = [_only(note, wanted) for note in elsewhere]
+    coded = {site: code(bundle, part, known) for site, part in sorted(by_site.items())}
+    home = coded.pop(SITE)
+    return {
+        "train_notes": len(learned),
+        "held_out": {SITE: len(home.final)} | {name: len(other.final) for name, other in coded.items()},
+        "risk": [resplit(home, *row, coded) for row in SIMULATED],
+        "alarms": alarms(home, coded),
+    }
+
+
+def codiesp(learned: Sequence[Note], held: Sequence[Note]) -> dict[str, Any]:
+    """The tables of CodiEsp English dev."""
+    bundle = fit(learned, ["labels.systems=['icd10cm']"])
+    held = [_only(note, {c for c in note.codes if c.system == "icd10cm"}) for note in held]
+    home = code(bundle, held, {word for note in learned for word in words_of(note.text)})
+    return {
+        "train_notes": len(learned),
+        "held_out": {"dev": len(held)},
+        "risk": [resplit(home, *row, {}) for row in CODIESP],
+        "alarms": alarms(home, {}),
+    }
+
+
+def _only(note: Note, codes: set[Code]) -> Note:
+    return replace(note, codes=tuple(code for code in note.codes if code in codes), evidence=())
+
+
+def show(title: str, table: dict[str, Any]) -> None:
+    """Prints the tables of one corpus."""
+    print(f"{title}: {table['train_notes']} train notes, held out {table['held_out']}")
+    for row in table["risk"]:
+        print(f"  {row['loss']} at most {row['tolerated']:g} (bound {row['bound']:g}; all notes {row['all_notes']:.2f})", end="")
+        print(f"  held exactly {row['held_exactly']:.2f}")
+        for name, part in row.items():
+            if isinstance(part, dict):
+                loss = "-" if part["realised"] is None else f"{part['realised']:.2f}"
+                print(f"    {name:14} held {part['held']:.2f}  realised {loss}  share {part['share']:.2f}", end="")
+                print(f"  some pass in {part['splits_where_some_pass']:.2f}")
+    for row in table["alarms"]:
+        print(f"  {row['monitored']:18} {row['site']:14} alarm {row['alarm']:.2f}  median note {row['median_notes']}")
+
+
+def main() -> None:
+    """Prints the tables and writes them."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--codiesp", type=Path, help="a folder with CodiEsp; left out by default")
+    parser.add_argument("--patients", type=int, default=10_000)
+    parser.add_argument("--out", type=Path, default=RESULT)
+    arguments = parser.parse_args()
+    learned, dev = [], []
+    if arguments.codiesp:
+        learned, dev = (list(read_notes(arguments.codiesp / f"codiesp_en_{s}.jsonl")) for s in ("train", "dev"))
+    tables = {"simulated": hospital(arguments.patients, dev)}
+    show("simulated hospital", tables["simulated"])
+    write_json(arguments.out, tables)
+    if dev:
+        tables["codiesp"] = codiesp(learned, dev)
+        show("CodiEsp English", tables["codiesp"])
+        write_json(arguments.out, tables)
+    print(f"CPU seconds {time.process_time():.0f}")
+
+
+if __name__ == "__main__":
+    main()
