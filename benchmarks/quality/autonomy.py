@@ -2,8 +2,10 @@
 
 Held-out notes are split 100 times. One part calibrates, the other one is measured: the mean loss of its notes that
 pass, and their share. "held" is the share of splits whose realised loss is at most the tolerated one (no note passes:
-0). The measured notes are a sample themselves, so a "held" of 0.95 is not quite implied. "held exactly" is: calibration
-notes are drawn with replacement, and the loss is that of all notes they were drawn from. The simulated hospital: the linear coder learns the 50 most frequent codes from one site, with one held-out note per
+0). The measured notes are a sample themselves, so that a "held" of 0.95 is not quite implied. It is for "held exactly":
+calibration notes are drawn with replacement, and the loss is that of all notes they were drawn from.
+
+The simulated hospital: the linear coder learns the 50 most frequent codes from one site, with one held-out note per
 patient; its thresholds and monitors are then used at the other sites. CodiEsp (FOLDER/codiesp_en_train.jsonl and
 codiesp_en_dev.jsonl): the linear coder, all diagnoses, dev notes held out; and as another hospital, the dev notes coded
 by the coder of the simulated one. Monitored: confidence, the share of words that no train note has, and, for notes
@@ -110,13 +112,14 @@ def resplit(home: Coded, loss: Loss, bound: float, tolerated: float, away: dict[
     losses = note_losses(home.accepted, home.final, loss, bound)
     there = {name: note_losses(coded.accepted, coded.final, loss, bound) for name, coded in away.items()}
     rows: dict[str, list[tuple[float, float]]] = {name: [] for name in ("home", *away)}
+    settings = {"bound": bound, "binary": loss == "not_exact", "delta": DELTA}
     exact = 0
     for seed in range(SPLITS):
         first, second = halves(len(losses), seed)
         drawn = np.random.default_rng([seed, 2]).integers(len(losses), size=len(first))
-        found = control_risk(home.confidence[drawn], losses[drawn], tolerated, bound=bound, delta=DELTA, seed=seed)
+        found = control_risk(home.confidence[drawn], losses[drawn], tolerated, **settings, seed=seed)
         exact += passing_loss(home, losses, found.threshold, np.arange(len(losses)))[0] <= tolerated
-        found = control_risk(home.confidence[first], losses[first], tolerated, bound=bound, delta=DELTA, seed=seed)
+        found = control_risk(home.confidence[first], losses[first], tolerated, **settings, seed=seed)
         rows["home"].append(passing_loss(home, losses, found.threshold, second))
         for name, coded in away.items():
             everything = np.arange(len(coded.final))
@@ -143,7 +146,8 @@ def alarms(home: Coded, away: dict[str, Coded]) -> list[dict[str, Any]]:
         first, second = halves(len(home.final), seed)
         for what, values in ours.items():
             streams = {"home": values[second]}
-            streams |= {name: np.random.default_rng([seed, 3]).permutation(other[what]) for name, other in theirs.items()}
+            for name, other in theirs.items():
+                streams[name] = np.random.default_rng([seed, 3]).permutation(other[what])
             for name, stream in streams.items():
                 monitor = DriftMonitor(values[first], rate=RATE, seed=seed)
                 for value in stream:
@@ -211,8 +215,10 @@ def show(title: str, table: dict[str, Any]) -> None:
     """Prints the tables of one corpus."""
     print(f"{title}: {table['train_notes']} train notes, held out {table['held_out']}")
     for row in table["risk"]:
-        print(f"  {row['loss']} at most {row['tolerated']:g} (bound {row['bound']:g}; all notes {row['all_notes']:.2f})", end="")
-        print(f"  held exactly {row['held_exactly']:.2f}")
+        print(
+            f"  {row['loss']} at most {row['tolerated']:g} (bound {row['bound']:g}; all notes {row['all_notes']:.2f})"
+        )
+        print(f"    held exactly {row['held_exactly']:.2f}")
         for name, part in row.items():
             if isinstance(part, dict):
                 loss = "-" if part["realised"] is None else f"{part['realised']:.2f}"

@@ -50,22 +50,27 @@ class RiskControl:
 
 
 def control_risk(
-    scores: Sequence[float],
-    losses: Sequence[float],
+    scores: Sequence[float] | np.ndarray,
+    losses: Sequence[float] | np.ndarray,
     tolerated: float,
     *,
     bound: float = 1.0,
+    binary: bool = False,
     delta: float = 0.05,
     thresholds: Sequence[float] | None = None,
+    digits: int | None = None,
     seed: int = 0,
 ) -> RiskControl:
     """The lowest threshold at which the mean loss of passing notes is shown to be at most `tolerated`.
 
     scores, losses: confidence and loss in [0, bound] of calibration notes (B,): notes whose codes people chose, and a
-    random sample of those to come. thresholds: candidates that were chosen without these notes; by default a random
-    tenth of the notes sets them, and the other notes test them.
+    random sample of those to come. binary: every loss is 0 or the bound by its definition, which allows more notes to
+    pass. thresholds: candidates that were chosen without these notes; by default a random tenth of the notes sets them,
+    and the other notes test them. digits: to which these are rounded down first.
     """
     confidence, values = _check(scores, losses, tolerated, bound, delta)
+    if binary and not np.isin(values, (0, bound)).all():
+        raise ConfigError(f"binary losses must be 0 or {bound:g}")
     order = np.random.default_rng(seed).permutation(len(values))
     confidence, values = confidence[order], values[order] / bound
     alpha = tolerated / bound
@@ -74,18 +79,18 @@ def control_risk(
         fewest = math.log(delta) / math.log1p(-alpha)
         share = min(1.0, FIRST * fewest / max(1, len(values) - pilot))
         thresholds = candidate_thresholds(confidence[:pilot], share)
+        if digits is not None:  # down: rounded up, the first could have no note
+            thresholds = [math.floor(threshold * 10**digits) / 10**digits for threshold in thresholds]
         confidence, values = confidence[pilot:], values[pilot:]
     chosen = None
     for threshold in sorted(set(map(float, thresholds)), reverse=True):
-        if risk_p_value(values[confidence >= threshold], alpha, delta) > delta:
+        if risk_p_value(values[confidence >= threshold], alpha, delta, binary=binary) > delta:
             break
         chosen = threshold
     if chosen is None:
         return RiskControl(None, tolerated, bound, delta, len(values))
     passing = values[confidence >= chosen]
-    return RiskControl(
-        chosen, tolerated, bound, delta, len(values), len(passing), float(passing.mean() * bound)
-    )
+    return RiskControl(chosen, tolerated, bound, delta, len(values), len(passing), float(passing.mean() * bound))
 
 
 def candidate_thresholds(scores: Sequence[float] | np.ndarray, first_share: float) -> list[float]:
@@ -96,15 +101,16 @@ def candidate_thresholds(scores: Sequence[float] | np.ndarray, first_share: floa
     return sorted({float(x) for x in np.quantile(scores, 1 - shares, method="lower")}, reverse=True)
 
 
-def risk_p_value(losses: np.ndarray, alpha: float, delta: float = 0.05) -> float:
+def risk_p_value(losses: np.ndarray, alpha: float, delta: float = 0.05, *, binary: bool = False) -> float:
     """A p-value of "the mean loss is above alpha", for independent losses in [0, 1] of one distribution.
 
-    Losses of 0 and 1: exact, by the binomial distribution. Others: by betting (Waudby-Smith and Ramdas 2024), which
-    uses their variance; delta sets the stakes, and the p-value is valid at every level.
+    binary: losses are 0 or 1 by definition, and the p-value is exact, by the binomial distribution. To decide this by
+    the losses at hand would be a second chance to reject. Others: by betting (Waudby-Smith and Ramdas 2024), which uses
+    their variance; delta sets the stakes, and the p-value is valid at every level.
     """
     if not len(losses):
         return 1.0
-    if np.isin(losses, (0.0, 1.0)).all():
+    if binary:
         from scipy.stats import binom
 
         return float(binom.cdf(round(float(losses.sum())), len(losses), alpha))
@@ -133,7 +139,11 @@ def expected_errors(probabilities: np.ndarray, accepted: np.ndarray) -> np.ndarr
 
 
 def _check(
-    scores: Sequence[float], losses: Sequence[float], tolerated: float, bound: float, delta: float
+    scores: Sequence[float] | np.ndarray,
+    losses: Sequence[float] | np.ndarray,
+    tolerated: float,
+    bound: float,
+    delta: float,
 ) -> tuple[np.ndarray, np.ndarray]:
     if not 0 < tolerated < bound:
         raise ConfigError(f"the tolerated loss must lie between 0 and the bound {bound:g}; got {tolerated:g}")

@@ -33,9 +33,10 @@ def test_p_value_of_wrong_notes_is_the_exact_binomial_bound():
         for wrong in range(0, n, max(1, n // 7)):
             losses = np.r_[np.ones(wrong), np.zeros(n - wrong)]
             upper = beta.ppf(0.95, wrong + 1, n - wrong)
-            assert brentq(lambda a: risk_p_value(losses, a) - 0.05, 1e-9, 1 - 1e-9) == pytest.approx(upper, abs=1e-6)
+            found = brentq(lambda a, x=losses: risk_p_value(x, a, binary=True) - 0.05, 1e-9, 1 - 1e-9)
+            assert found == pytest.approx(upper, abs=1e-6)
     brute = sum(binom.pmf(k, 30, 0.1) for k in range(3))
-    assert risk_p_value(np.r_[np.ones(2), np.zeros(28)], 0.1) == pytest.approx(brute)
+    assert risk_p_value(np.r_[np.ones(2), np.zeros(28)], 0.1, binary=True) == pytest.approx(brute)
     assert risk_p_value(np.array([]), 0.1) == 1.0
 
 
@@ -70,7 +71,7 @@ def test_betting_is_the_product_of_its_bets_and_needs_fewer_notes_than_hoeffding
 @pytest.mark.parametrize("tolerated, n", [(0.1, 1500), (0.15, 600)])
 def test_the_true_risk_is_at_most_the_tolerated_one_in_95_percent(tolerated, n):
     rng = np.random.default_rng(2)
-    found = [control_risk(*binary_notes(rng, n), tolerated) for _ in range(REPEATS)]
+    found = [control_risk(*binary_notes(rng, n), tolerated, binary=True) for _ in range(REPEATS)]
     chosen = [result for result in found if result.threshold is not None]
     broken = sum(risk_above(result.threshold) > tolerated for result in chosen)
     assert len(chosen) > 0.75 * REPEATS and np.median([result.share for result in chosen]) > 0.2
@@ -98,25 +99,35 @@ def test_risk_that_rises_with_the_score_does_not_break_the_guarantee():
     for _ in range(REPEATS):
         scores = rng.random(500)
         wrong = (rng.random(500) < np.where(scores > 0.5, 0.11, 0.02)).astype(float)
-        threshold = control_risk(scores, wrong, 0.1).threshold
+        threshold = control_risk(scores, wrong, 0.1, binary=True).threshold
         broken += threshold is not None and threshold > 0.39  # at 0.39 the mean loss is 0.0937: below it
     assert broken / REPEATS <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / REPEATS)
 
 
 def test_given_thresholds_are_tested_from_the_highest_down_with_all_notes():
     scores, losses = np.repeat([0.9, 0.5, 0.1], 100), np.repeat([0.0, 0.0, 1.0], 100)
-    result = control_risk(scores, losses, 0.05, thresholds=[0.1, 0.9, 0.5])
+    result = control_risk(scores, losses, 0.05, thresholds=[0.1, 0.9, 0.5], binary=True)
     assert (result.threshold, result.tested, result.passed, result.loss) == (0.5, 300, 200, 0.0)
     assert result.passes(0.5) and not result.passes(0.49) and result.share == pytest.approx(2 / 3)
     # The first candidate fails: nothing below it is tested.
-    assert control_risk(scores, losses[::-1].copy(), 0.05, thresholds=[0.9, 0.1]).threshold is None
+    assert control_risk(scores, losses[::-1].copy(), 0.05, thresholds=[0.9, 0.1], binary=True).threshold is None
 
 
 def test_too_few_notes_let_nothing_pass():
-    result = control_risk(np.linspace(0, 1, 30), np.zeros(30), 0.05)
+    result = control_risk(np.linspace(0, 1, 30), np.zeros(30), 0.05, binary=True)
     assert result.threshold is None and not result.passes(1.0) and result.share == 0
     assert control_risk([], [], 0.05).threshold is None
-    assert control_risk(np.linspace(0, 1, 90), np.zeros(90), 0.05).threshold is not None  # 59 without a loss are enough
+    # 59 notes without a loss are enough: 0.95 ** 59 < 0.05 < 0.95 ** 58
+    assert control_risk(np.ones(59), np.zeros(59), 0.05, binary=True, thresholds=[1.0]).threshold == 1.0
+    assert control_risk(np.ones(58), np.zeros(58), 0.05, binary=True, thresholds=[1.0]).threshold is None
+
+
+def test_thresholds_are_rounded_before_they_are_tested():
+    scores, losses = binary_notes(np.random.default_rng(6), 1500)
+    result = control_risk(scores, losses, 0.15, binary=True, digits=1)
+    assert result.threshold is not None and result.threshold == round(result.threshold, 1)
+    tested = int(0.9 * len(scores))
+    assert result.tested == tested and 0 < result.passed < tested
 
 
 def test_candidates_start_at_the_given_share_and_end_with_all_notes():
@@ -149,4 +160,6 @@ def test_wrong_arguments_are_refused():
     with pytest.raises(ConfigError, match="finite"):
         control_risk([np.nan], [0.0], 0.1)
     with pytest.raises(ConfigError, match="loss must be"):
-        note_losses([], [], "other")  # pyrefly: ignore
+        note_losses([], [], "other")
+    with pytest.raises(ConfigError, match="binary losses"):
+        control_risk([0.5], [0.5], 0.1, binary=True)
