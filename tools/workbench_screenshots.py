@@ -27,9 +27,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from nosology.workbench.accounts import create_user
 from nosology.workbench.cases import load_case, record_decision
 from nosology.workbench.conversation import insert_answer, insert_comment, insert_query, load_query
-from nosology.workbench.database import notes, open_database, read_transaction, users, write_transaction
+from nosology.workbench.database import open_database, read_transaction, write_transaction
 from nosology.workbench.demo import APPROVED, PASSWORD
 from nosology.workbench.double_coding import choose_note
+from nosology.workbench.store_tables import notes, users
 from tests.workbench.processes import Server
 
 OUT = Path(__file__).resolve().parents[1] / "docs" / "images" / "workbench"
