@@ -150,9 +150,7 @@ def test_report_is_coded_and_explained_with_its_columns(tiny, tmp_path):
         column = {code: j for j, code in enumerate(bundle.model.labels.codes)}
         shown = {column[Code(item.system, item.code)]: item.probability for item in suggestions}
         assert shown == {j: pytest.approx(expected[j]) for j in shown}
-        [codes] = RayCoder({"folder": tmp_path / "bundle"}, None)({k: [v] for k, v in note_row(0, note).items()})[
-            "codes"
-        ]
+        [codes] = RayCoder({"folder": tmp_path / "bundle"}, None)({k: [v] for k, v in note_row(note).items()})["codes"]
         assert json.loads(codes) == [item.to_json() for item in suggestions]
         [(_, about)] = explain_note(bundle, note, [0], ["occlusion"])
         assert about["probability"] == pytest.approx(expected[0])
