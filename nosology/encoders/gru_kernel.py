@@ -208,9 +208,7 @@ class _BidirectionalGru(torch.autograd.Function):
         states[:, 0] = 0
         saved = gates.new_empty(two, words, notes, 4 * hidden)
         tensors = (gates.contiguous(), weight.contiguous(), bias.float().contiguous(), states, saved)
-        for first in range(0, words, WORDS):
-            last = min(first + WORDS, words)
-            launch(_forward, tensors, (words, notes, first, last), hidden, SYNC=last - first > 1)
+        run_forward(_forward, tensors, words, notes, hidden)
         ctx.save_for_backward(weight, states, saved)
         return states[:, 1:]
 
@@ -224,17 +222,29 @@ class _BidirectionalGru(torch.autograd.Function):
         # By the columns of each gate, so that a program reads its weights in order.
         columns = weight.view(two, 3, hidden, hidden).transpose(2, 3).contiguous()
         tensors = (grad_outputs[0].contiguous(), columns, states, saved, d_gates, d_q, d_first)
-        for first in range(0, words, WORDS):
-            sizes = (words, notes, first, min(first + WORDS, words))
-            parts = ((True, True),) if WORDS > 1 else ((True, False), (False, True))
-            for derive, propagate in parts:
-                launch(_backward, tensors, sizes, hidden, DERIVE=derive, PROPAGATE=propagate)
+        run_backward(_backward, tensors, words, notes, hidden)
         before = states[:, :-1].reshape(two, -1, hidden)
         rows = d_gates.view(two, -1, 3 * hidden)
         of_q = d_q.view(two, -1, hidden)
         products = [torch.bmm(d.transpose(1, 2), before) for d in (rows[..., : 2 * hidden], of_q)]
         d_bias = torch.cat([rows[..., : 2 * hidden].sum(1, dtype=torch.float32), of_q.sum(1, dtype=torch.float32)], 1)
         return d_gates, torch.cat(products, 1), d_bias
+
+
+def run_forward(kernel: Any, tensors: tuple[Tensor, ...], words: int, notes: int, hidden: int) -> None:
+    """Runs a forward kernel over all words."""
+    for first in range(0, words, WORDS):
+        last = min(first + WORDS, words)
+        launch(kernel, tensors, (words, notes, first, last), hidden, SYNC=last - first > 1)
+
+
+def run_backward(kernel: Any, tensors: tuple[Tensor, ...], words: int, notes: int, hidden: int) -> None:
+    """Runs a backward kernel over all words, the last one first."""
+    parts = ((True, True),) if WORDS > 1 else ((True, False), (False, True))
+    for first in range(0, words, WORDS):
+        for derive, propagate in parts:
+            sizes = (words, notes, first, min(first + WORDS, words))
+            launch(kernel, tensors, sizes, hidden, DERIVE=derive, PROPAGATE=propagate)
 
 
 def launch(kernel: Any, tensors: tuple[Tensor, ...], sizes: tuple[int, ...], hidden: int, **flags: bool) -> None:

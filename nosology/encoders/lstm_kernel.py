@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nosology.encoders import gru_kernel
-from nosology.encoders.gru_kernel import launch, sigmoid, tanh, wait
+from nosology.encoders.gru_kernel import run_backward, run_forward, sigmoid, tanh, wait
 from nosology.encoders.triton_language import jit, tl
 
 
@@ -162,9 +161,7 @@ class _BidirectionalLstm(torch.autograd.Function):
         states[:, 0] = cells[:, 0] = 0
         saved = torch.empty_like(gates)
         tensors = (gates.contiguous(), weight.contiguous(), states, cells, saved)
-        for first in range(0, words, gru_kernel.WORDS):
-            last = min(first + gru_kernel.WORDS, words)
-            launch(_forward, tensors, (words, notes, first, last), hidden, SYNC=last - first > 1)
+        run_forward(_forward, tensors, words, notes, hidden)
         ctx.save_for_backward(weight, states, cells, saved)
         return states[:, 1:]
 
@@ -177,10 +174,6 @@ class _BidirectionalLstm(torch.autograd.Function):
         # By the columns of each gate, so that a program reads its weights in order.
         columns = weight.view(two, 4, hidden, hidden).transpose(2, 3).contiguous()
         tensors = (grad_outputs[0].contiguous(), columns, cells, saved, d_gates, d_first)
-        for first in range(0, words, gru_kernel.WORDS):
-            sizes = (words, notes, first, min(first + gru_kernel.WORDS, words))
-            parts = ((True, True),) if gru_kernel.WORDS > 1 else ((True, False), (False, True))
-            for derive, propagate in parts:
-                launch(_backward, tensors, sizes, hidden, DERIVE=derive, PROPAGATE=propagate)
+        run_backward(_backward, tensors, words, notes, hidden)
         rows, before = d_gates.view(two, -1, 4 * hidden), states[:, :-1].reshape(two, -1, hidden)
         return d_gates, torch.bmm(rows.transpose(1, 2), before)
