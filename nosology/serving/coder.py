@@ -163,10 +163,11 @@ def _descending(probabilities: np.ndarray, first: int) -> Iterator[int]:
 
     The columns after the `first` ones are sorted only if they are asked for.
     """
-    bound = np.partition(probabilities, -first)[-first] if first < len(probabilities) else 0
-    for part in ((probabilities >= bound) & (probabilities > 0), (probabilities < bound) & (probabilities > 0)):
-        found = np.flatnonzero(part)
-        yield from found[np.argsort(-probabilities[found], kind="stable")].tolist()
+    found = np.flatnonzero(probabilities > 0)  # of a lexicon some hundred, of a net all
+    values = probabilities[found]
+    bound = np.partition(values, -first)[-first] if first < len(values) else 0
+    for part in (values >= bound, values < bound):
+        yield from found[part][np.argsort(-values[part], kind="stable")].tolist()
 
 
 def _with_codes(model: Model, codes: Sequence[tuple[Code, str]]) -> Model:

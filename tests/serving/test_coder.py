@@ -8,7 +8,7 @@ from nosology.core import Code, CodeError, ConfigError
 from nosology.core.label_space import LabelSpace
 from nosology.evaluation.decision import Decision
 from nosology.models.bundle import Bundle
-from nosology.serving.coder import Coder
+from nosology.serving.coder import Coder, _descending
 
 TEXT = "Known CONGESTIVE  heart failure, feels well. Chronic low back pain."
 
@@ -46,6 +46,14 @@ def test_accepted_codes_are_never_cut_off(coder, monkeypatch):
     monkeypatch.setattr("nosology.serving.coder.TOP", 1)
     assert coder.code(TEXT) == [item for item in suggestions if item.accepted]
     assert len(coder.code(TEXT, top=1)) == 1
+
+
+@pytest.mark.parametrize("first", [1, 3, 20, 100])
+def test_codes_are_in_descending_order_of_probability_and_equal_ones_in_order(first):
+    rng = np.random.default_rng(0)
+    probabilities = rng.integers(0, 6, 60) / 10 * (rng.random(60) < 0.5)
+    expected = sorted(np.flatnonzero(probabilities).tolist(), key=lambda column: (-probabilities[column], column))
+    assert list(_descending(probabilities, first)) == expected
 
 
 def test_an_empty_note_has_no_codes(coder):

@@ -99,9 +99,12 @@ class PartScores:
 
 
 def _top(block: np.ndarray, count: int) -> np.ndarray:
-    """The columns (B, count) of the highest values of each row, in any order."""
-    count = min(count, block.shape[1])
-    return np.argpartition(-block, count - 1, axis=1)[:, :count] if count else np.zeros((len(block), 0), np.int64)
+    """The columns (B, count) of the highest values of each row, in any order; fewer if fewer are above 0 anywhere."""
+    columns = np.flatnonzero((block > 0).any(0))  # partitions of rows that are mostly 0 are slow
+    count = min(count, len(columns))
+    if not count:
+        return np.zeros((len(block), 0), np.int64)
+    return columns[np.argpartition(-block[:, columns], count - 1, axis=1)[:, :count]]
 
 
 def _siblings(groups: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
