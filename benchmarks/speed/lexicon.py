@@ -3,7 +3,8 @@
 Simulated discharge summaries of about 1,500 words without evidence, the recipe as it ships. The last columns are the
 seconds by the clock, all stages together, and the milliseconds to code one of 40 other notes with the trained lexicon.
 With more workers only the clock says something: worker processes that still run are not counted. --tree NAME=PATH,
-given twice, measures two checkouts one after the other and prints the ratio of their CPU seconds.
+given twice, measures two checkouts one after the other and prints the ratio of their CPU seconds. --corpus DIR
+measures `nosology train lexicon` on a corpus folder instead, in one process.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import platform
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -86,11 +88,15 @@ def stages(notes: Sequence[Note], others: Sequence[Note], workers: int) -> dict[
     }
 
 
-def compared(trees: Sequence[str], sizes: Sequence[int], workers: int) -> dict[str, Any]:
+def compared(trees: Sequence[str], sizes: Sequence[int], workers: int, corpus: Path | None) -> dict[str, Any]:
     """The rows of each checkout, NAME=PATH, and the CPU seconds of training of the first over those of the last."""
     rows = {}
     for tree in trees:
         name, _, path = tree.partition("=")
+        if corpus:
+            rows[name] = [whole_training(corpus.resolve(), path)]
+            print(name, rows[name], flush=True)
+            continue
         command = [sys.executable, __file__, "--workers", str(workers), "--sizes", *map(str, sizes)]
         run = subprocess.run(
             command, env=os.environ | {"PYTHONPATH": path}, stdout=subprocess.PIPE, text=True, check=True
@@ -98,7 +104,20 @@ def compared(trees: Sequence[str], sizes: Sequence[int], workers: int) -> dict[s
         rows[name] = [json.loads(line) for line in run.stdout.splitlines()]
     first, last = (rows[tree.partition("=")[0]] for tree in (trees[0], trees[-1]))
     ratio = [round(before["training"] / after["training"], 2) for before, after in zip(first, last)]
-    return {"rows": rows, "training, first over last": dict(zip(map(str, sorted(sizes)), ratio))}
+    measured = ["corpus"] if corpus else map(str, sorted(sizes))
+    return {"rows": rows, "training, first over last": dict(zip(measured, ratio))}
+
+
+def whole_training(corpus: Path, path: str) -> dict[str, float]:
+    """CPU seconds of `nosology train lexicon` on a corpus, by the checkout at this path, in one process."""
+    environment = os.environ | {"PYTHONPATH": path, "LOKY_MAX_CPU_COUNT": "1", "OMP_NUM_THREADS": "1"}
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "nosology", "train", "lexicon", "--corpus", str(corpus)]
+        watch = Stopwatch()
+        subprocess.run(
+            [*command, "--out", f"{folder}/bundle"], env=environment, stdout=subprocess.DEVNULL, check=True, cwd=folder
+        )
+        return {"training": watch()}
 
 
 def main() -> None:
@@ -109,12 +128,16 @@ def main() -> None:
     parser.add_argument(
         "--tree", dest="trees", action="append", metavar="NAME=PATH", help="a checkout; may be repeated"
     )
+    parser.add_argument("--corpus", type=Path, help="a corpus folder; needs --tree")
+    parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
+    if arguments.corpus and not arguments.trees:
+        parser.error("--corpus needs --tree NAME=PATH")
     machine = f"{platform.machine()}, {os.cpu_count()} cores, {arguments.workers} used"
     if arguments.trees:
-        results = compared(arguments.trees, arguments.sizes, arguments.workers)
+        results = compared(arguments.trees, arguments.sizes, arguments.workers, arguments.corpus)
         print(json.dumps(results, indent=2))
-        RESULTS.write_text(json.dumps(results | {"machine": machine}, indent=2) + "\n")
+        arguments.out.write_text(json.dumps(results | {"machine": machine}, indent=2) + "\n")
         return
     largest = max(arguments.sizes)
     simulated = (note for note in simulate_notes(2 * (largest + CODED), 0, years=(2016, 2019)) if note.codes)
@@ -124,7 +147,7 @@ def main() -> None:
     for size in sorted(arguments.sizes):
         rows.append(stages(notes[CODED : CODED + size], notes[:CODED], arguments.workers))
         print(json.dumps(rows[-1]), flush=True)
-    RESULTS.write_text(json.dumps({"rows": rows, "machine": machine}, indent=2) + "\n")
+    arguments.out.write_text(json.dumps({"rows": rows, "machine": machine}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from nosology.corpora.corpus import write_corpus
 from nosology.corpora.simulate import simulate_notes
 
 RESULT = Path(__file__).parents[1] / "results" / "speed_processes.json"
-PATIENTS, STEPS, BATCH = 300, 12, 32
+PATIENTS, STEPS, BATCH = 300, 24, 32
 FEW_NOTES = 64
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
