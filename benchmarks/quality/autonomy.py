@@ -11,9 +11,9 @@ codiesp_en_dev.jsonl): the linear coder, all diagnoses, dev notes held out; and 
 by the coder of the simulated one.
 
 Losses: errors (wrong and missing codes), not_exact, and drg (the MS-DRG v40 of the accepted codes, the most probable
-one first, is not that of the true ones; extra `groupers`). Monitored: confidence, number of words and the share of them
-with a digit, as in the workbench; the share of words that no train note has; and, for notes that people review, the
-errors beyond those that the coder expected.
+one first, is not that of the true ones; extra `groupers`). Monitored: the confidence alone; what the workbench monitors
+(confidence, accepted codes, four numbers of the text), each at its share of the rate; the share of words that no train
+note has; and, for notes that people review, the errors beyond those that the coder expected.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from nosology.evaluation.drift import DriftMonitor
 from nosology.evaluation.risk_control import control_risk, expected_errors, note_losses
 from nosology.models.bundle import Bundle
 from nosology.models.train import train
+from nosology.workbench.measures import DRIFT_FEATURES
 from nosology.workbench.note_coding import note_profile
 
 RESULT = Path(__file__).parents[1] / "results" / "quality_autonomy.json"
@@ -53,7 +54,8 @@ SITE, FREQUENT, TRAIN = "harbor", 50, 1_500
 YEARS = (2016, 2019)
 CALIBRATION = 1_000  # notes of the simulated hospital; half of the notes where there are fewer than twice as many
 BOUND = 10  # of errors a note, where they are monitored
-STREAM = 2_000  # notes that a monitor sees
+STREAM = 1_000  # notes that a monitor sees
+TEXT_FEATURES = ("words", "digits", "capitals", "letters")
 Loss = Literal["errors", "not_exact", "drg"]
 # (loss, bound, tolerated)
 SIMULATED: tuple[tuple[Loss, float, float], ...] = (
@@ -75,23 +77,28 @@ CODIESP: tuple[tuple[Loss, float, float], ...] = (("errors", 20, 6.0), ("errors"
 class Coded:
     """Notes with the coder's confidence (B,), its accepted codes, the most probable first, and the true ones.
 
-    words, digits, unknown: words, the share of them with a digit, and that of unknown ones (B,). stays: what the
-    grouper reads of each note; empty if it is not known.
+    profiles: what the workbench monitors of a text. unknown: the share of unknown words (B,). stays: what the grouper
+    reads of each note; empty if it is not known.
     """
 
     confidence: np.ndarray
-    words: np.ndarray
-    digits: np.ndarray
+    profiles: list[dict[str, float]]
     unknown: np.ndarray
     accepted: list[list[Code]]
     final: list[tuple[Code, ...]]
     stays: list[dict[str, Any]] = field(default_factory=list)
 
     def monitored(self) -> dict[str, np.ndarray]:
-        """The numbers that are monitored."""
+        """The numbers that are monitored, one per row (F, B) where several are monitored together."""
         surplus = note_losses(self.accepted, self.final, "errors", BOUND) + self.confidence
-        shares = {"digits": self.digits, "unknown words": self.unknown}
-        return {"confidence": self.confidence, "words": self.words, **shares, "errors (reviewed)": surplus}
+        features = [self.confidence, [len(codes) for codes in self.accepted]]
+        features += [[profile[name] for profile in self.profiles] for name in TEXT_FEATURES]
+        return {
+            "confidence": self.confidence[None],
+            "workbench": np.array(features, dtype=float),
+            "unknown words": self.unknown[None],
+            "errors (reviewed)": surplus[None],
+        }
 
     def losses(self, loss: Loss, bound: float) -> np.ndarray:
         """The loss of each note (B,)."""
@@ -136,11 +143,9 @@ def code(
         for row, taken in zip(probabilities, accepted, strict=True)
     ]
     words = [words_of(note.text) for note in notes]
-    profiles = [note_profile(note.text, ()) for note in notes]
     return Coded(
         confidence=-expected_errors(probabilities, accepted),
-        words=np.array([profile["words"] for profile in profiles]),
-        digits=np.array([profile["digits"] for profile in profiles]),
+        profiles=[note_profile(note.text, ()) for note in notes],
         unknown=np.array([len(found - known) / max(1, len(found)) for found in words]),
         accepted=codes,
         final=[note.codes for note in notes],
@@ -202,6 +207,13 @@ def resplit(home: Coded, loss: Loss, bound: float, tolerated: float, away: dict[
     return table
 
 
+def first_alarm(reference: np.ndarray, stream: np.ndarray, rate: float, seed: int) -> int | None:
+    """The number of the note that raises the alarm; None if none does."""
+    monitor = DriftMonitor(reference, rate=rate, seed=seed)
+    next((value for value in stream[:STREAM] if monitor.add(value)), None)
+    return monitor.alarm_at
+
+
 def alarms(home: Coded, away: dict[str, Coded]) -> list[dict[str, Any]]:
     """The share of splits with an alarm and the median notes until it, by monitored number, at home and elsewhere."""
     found: dict[tuple[str, str], list[int | None]] = {}
@@ -209,15 +221,13 @@ def alarms(home: Coded, away: dict[str, Coded]) -> list[dict[str, Any]]:
     for seed in range(SPLITS):
         first, second = halves(len(home.final), seed)
         for what, values in ours.items():
-            streams = {"home": values[second]}
+            rate = RATE / len(DRIFT_FEATURES) if what == "workbench" else RATE
+            streams = {"home": values[:, second]}
             for name, other in theirs.items():
-                streams[name] = np.random.default_rng([seed, 3]).permutation(other[what])
+                streams[name] = np.random.default_rng([seed, 3]).permutation(other[what], axis=1)
             for name, stream in streams.items():
-                monitor = DriftMonitor(values[first], rate=RATE, seed=seed)
-                for value in stream[:STREAM]:
-                    if monitor.add(value):
-                        break
-                found.setdefault((what, name), []).append(monitor.alarm_at)
+                at = [first_alarm(*rows, rate, seed) for rows in zip(values[:, first], stream, strict=True)]
+                found.setdefault((what, name), []).append(min((it for it in at if it is not None), default=None))
     return [
         {
             "monitored": what,

@@ -27,6 +27,8 @@ MAX_PAUSE = 300  # seconds: a longer gap between two actions counts as this long
 DRIFT_FEATURES = {
     "words": "words per note",
     "digits": "share of words with a digit",
+    "capitals": "share of words in capitals",
+    "letters": "characters per word",
     "accepted": "codes accepted by the coder",
     "supported": "share of accepted codes with evidence",
     "confidence": "the coder's own confidence",
@@ -220,7 +222,7 @@ def measure_drift(connection: Connection, window: int = 500) -> list[FeatureDrif
         first, last = first[:half], first[half:]
     rows = []
     for name, title in DRIFT_FEATURES.items():
-        then, now = ([float(profile.get(name, 0.0)) for profile in part] for part in (first, last))
+        then, now = ([float(profile[name]) for profile in part if name in profile] for part in (first, last))
         index = population_stability_index(then, now)
         rows.append(FeatureDrift(name, title, float(np.mean(then or 0)), float(np.mean(now or 0)), index))
     return rows

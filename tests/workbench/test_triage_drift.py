@@ -10,7 +10,7 @@ from nosology.workbench.audit_log import read_log
 from nosology.workbench.coding import CodedNote, save_codings
 from nosology.workbench.database import insert_row, read_transaction, write_transaction
 from nosology.workbench.document_import import add_notes
-from nosology.workbench.measures import DRIFT_FEATURES
+from nosology.workbench.measures import DRIFT_FEATURES, measure_drift
 from nosology.workbench.store_settings import save_setting
 from nosology.workbench.store_tables import coders, notes
 from nosology.workbench.triage import TriageRule, save_triage_rule
@@ -90,7 +90,7 @@ def test_a_server_that_starts_again_has_the_same_monitors(stream):
         triage_drift._watches.clear()
         started = triage_drift.watch_drift(stream.engine, connection, guarantee)
     assert started is not running and started.notes == running.notes == 60
-    for name in DRIFT_FEATURES:
+    for name in running.monitors:
         assert started.monitors[name].log_wealth == running.monitors[name].log_wealth
 
 
@@ -98,6 +98,16 @@ def test_nothing_is_monitored_without_a_guarantee(engine):
     with read_transaction(engine) as connection:
         assert triage_drift.watch_drift(engine, connection, None) is None
         assert connection.scalar(select(func.count()).select_from(notes)) == 0
+
+
+def test_features_that_older_versions_did_not_store_are_not_monitored(stream):
+    """The notes of this store have no number of capitals, and nothing else but words and confidence."""
+    stream.add(20, 300)
+    with read_transaction(stream.engine) as connection:
+        watch = triage_drift.watch_drift(stream.engine, connection, load_guarantee(connection))
+        drift = {row.name: row for row in measure_drift(connection)}
+    assert set(watch.monitors) == {"words", "confidence"}
+    assert drift["capitals"].index is None and drift["words"].index is not None
 
 
 def test_features_without_variation_raise_no_alarm(stream):
