@@ -273,14 +273,12 @@ def take_triage(page: Page, address: str, engine: Engine, camera: Camera) -> Non
     page.get_by_role("button", name="Calibrate").click()
     page.get_by_label("Pre-accept").check()
     page.get_by_role("button", name="Save").click()
-    add_coded(engine, DRIFTED, 420, rng)
-    page.goto(f"{address}/triage")
     width = page.evaluate("innerWidth")
-    page.set_viewport_size({"width": width, "height": page.evaluate("document.documentElement.scrollHeight")})
-    camera.take("triage")
-    add_coded(engine, DRIFTED, 560, rng)
-    page.goto(f"{address}/triage")
-    camera.take("triage_alarm")
+    for name, words in (("triage", 420), ("triage_alarm", 560)):
+        add_coded(engine, DRIFTED, words, rng)
+        page.goto(f"{address}/triage")
+        page.set_viewport_size({"width": width, "height": page.evaluate("document.documentElement.scrollHeight")})
+        camera.take(name)
 
 
 def main() -> None:
