@@ -10,12 +10,14 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from nosology.claims.grouping import msdrg_tool
 from nosology.core import NosologyError
 from nosology.workbench import triage, triage_drift, triage_guarantee
+from nosology.workbench.audit_log import shown_notes
 from nosology.workbench.page_html import AdminPage, PageContext, ReviewerPage
 from nosology.workbench.store_settings import changes
 from nosology.workbench.triage_drift import DriftAlarm
 from nosology.workbench.triage_guarantee import Guarantee, TriageGoal, TriageLoss
 
 router = APIRouter(include_in_schema=False)
+NAMED = 5  # notes that wait for review and are linked
 
 
 @router.get("/triage")
@@ -33,12 +35,16 @@ def _render(page: PageContext, error: str = "") -> HTMLResponse:
     if alarm is None and watch is not None and (alarm := watch.alarm):
         with page.writing() as connection:
             triage_drift.raise_alarm(connection, alarm)
+    waiting = dict(list(counted.waiting.items())[:NAMED])
+    if waiting:
+        page.log("notes to review", object=shown_notes(waiting))
     return page.render(
         "triage.html",
         error=error,
         rule=rule,
         period=period,
         counted=counted,
+        waiting=waiting,
         guarantee=guarantee,
         goal=guarantee.goal if guarantee else TriageGoal(),
         verdict=describe_rule(rule, guarantee, counted.coder_id, alarm),

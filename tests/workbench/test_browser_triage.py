@@ -61,6 +61,8 @@ def test_an_alarm_is_shown_until_a_reviewer_acknowledges_it(chromium, engine, sm
         page.get_by_role("button", name="Start again").click()
         expect(page.locator(".verdict")).to_contain_text("nobody has calibrated")
     with read_transaction(engine) as connection:
-        log = [(row["what"], row["user"]) for row in read_log(connection) if row["what"].startswith("triage")]
+        entries = read_log(connection)
+    assert {row["object"] for row in entries if row["what"] == "notes to review"} == {"notes 1-3"}
+    log = [(row["what"], row["user"]) for row in entries if row["what"].startswith("triage")]
     acknowledged = ("triage alarm acknowledged", "rita")
     assert log == [("triage restart", "rita"), acknowledged, ("triage alarm", None), ("triage calibration", "rita")]
