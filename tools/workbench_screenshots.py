@@ -3,9 +3,11 @@
 python tools/workbench_screenshots.py                                   # all into docs/images/workbench
 python tools/workbench_screenshots.py --out /tmp/wide --size 3840x2160  # to look at
 python tools/workbench_screenshots.py --out /tmp/zoomed --zoom 2        # as at a zoom of 200 %
+python tools/workbench_screenshots.py --only triage                     # the triage page
 
 A picture of the dark scheme has the suffix _dark. Simulated people code some of the demo's encounters twice and write
-queries, for the pages that would be empty.
+queries, for the pages that would be empty. The triage page has simulated encounters with calibrated probabilities, and
+later ones that are longer, which raise the alarm.
 """
 
 from __future__ import annotations
@@ -14,28 +16,32 @@ import argparse
 import shutil
 import sys
 import tempfile
+import time
 from io import BytesIO
 from pathlib import Path
 from random import Random
 
 from PIL import Image
 from playwright.sync_api import Page, sync_playwright
-from sqlalchemy import Connection, Engine, select, update
+from sqlalchemy import Connection, Engine, insert, select, update
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from nosology.core import Note, Suggestion
 from nosology.workbench.accounts import create_user
-from nosology.workbench.cases import load_case, record_decision
+from nosology.workbench.cases import load_case, record_decision, record_decisions, suggestion_to_json
 from nosology.workbench.conversation import insert_answer, insert_comment, insert_query, load_query
 from nosology.workbench.database import open_database, read_transaction, write_transaction
 from nosology.workbench.demo import APPROVED, PASSWORD
+from nosology.workbench.document_import import add_notes
 from nosology.workbench.double_coding import choose_note
-from nosology.workbench.store_tables import notes, users
+from nosology.workbench.store_tables import codings, notes, users
+from nosology.workbench.triage import expected_f1, newest_coder
 from tests.workbench.processes import Server
 
 OUT = Path(__file__).resolve().parents[1] / "docs" / "images" / "workbench"
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-PAGES = ("queue", "batches", "measures", "triage", "users", "audit", "tokens", "sessions", "settings")
+PAGES = ("queue", "batches", "measures", "users", "audit", "tokens", "sessions", "settings")
 PAGES += ("double", "agreement", "password")
 DIALOGS = {"encounter": "i", "reject": "r", "book": "d", "ask": "w", "help": "?"}  # keys that open one on the note page
 ENCOUNTER, ASKED, IN_WORK = "E-1042", "E-1057", "E-1063"
@@ -49,6 +55,8 @@ QUESTIONS = (  # with the words they are about and the answers to choose from; t
      ("acute blood loss anemia", "expected blood loss, no diagnosis")),
 )  # fmt: skip
 PROCEDURE = "left hip replacement"
+DISEASES = ("I10", "E11.9", "N18.30", "J44.9", "I48.91")
+CALIBRATED, DRIFTED = 500, 60  # simulated encounters before and after the calibration
 
 
 class Camera:
@@ -223,12 +231,63 @@ def take_pictures(page: Page, address: str, out: Path) -> None:
     camera.take("query")
 
 
+def add_coded(engine: Engine, number: int, words: float, rng: Random) -> list[int]:
+    """The ids of new simulated encounters with about this many words. Each code is right with its probability."""
+    with write_transaction(engine) as connection:
+        coder, first = newest_coder(connection), connection.execute(select(notes.c.id)).all()
+        add_notes(connection, [Note(f"S-{len(first) + i}", "simulated") for i in range(number)], None)
+        ids = list(connection.scalars(select(notes.c.id).where(notes.c.coding == "waiting").order_by(notes.c.id)))
+        connection.execute(update(notes).where(notes.c.id.in_(ids)).values(coding="done"))
+        for note in ids:
+            shape = rng.choice(((60, 1), (60, 1), (6, 2)))  # two in three are easy
+            found = [Suggestion("icd10cm", disease, "", rng.betavariate(*shape), True) for disease in DISEASES]
+            profile = {"words": rng.gauss(words, 60), "digits": rng.gauss(0.12, 0.03), "accepted": len(found)}
+            profile |= {"capitals": rng.gauss(0.18, 0.02), "letters": rng.gauss(5.6, 0.1)}
+            profile |= {"supported": rng.betavariate(20, 1), "confidence": expected_f1(found)}
+            row = {"note_id": note, "coder_id": coder, "made": time.time(), "profile": profile}
+            connection.execute(insert(codings).values(**row, suggestions=[suggestion_to_json(item) for item in found]))
+    return ids
+
+
+def review_coded(engine: Engine, ids: list[int], rng: Random) -> None:
+    """Lets the reviewer accept the right codes of simulated encounters and finish them."""
+    with read_transaction(engine) as connection:
+        reviewer = find_user(connection, "reviewer")
+    for note in ids:
+        with read_transaction(engine) as connection:
+            case = load_case(connection, note)
+        right = [item for item in case.suggestions if rng.random() < item.probability] or case.suggestions[:1]
+        steps = [("accept", {"code": f"{item.system}:{item.code}"}) for item in right]
+        record_decisions(engine, note, [*steps, ("finish", {})], user=reviewer, version=0, case=case)
+
+
+def take_triage(page: Page, address: str, engine: Engine, camera: Camera) -> None:
+    """The triage page after a calibration, and with an alarm."""
+    rng = Random(1)
+    sign_in(page, address, "admin")
+    page.goto(f"{address}/triage")
+    page.get_by_role("button", name="Start again").click()
+    review_coded(engine, add_coded(engine, CALIBRATED, 420, rng), rng)
+    page.goto(f"{address}/triage")
+    page.get_by_label("At most").fill("0.5")
+    page.get_by_role("button", name="Calibrate").click()
+    page.get_by_label("Pre-accept").check()
+    page.get_by_role("button", name="Save").click()
+    width = page.evaluate("innerWidth")
+    for name, words in (("triage", 420), ("triage_alarm", 560)):
+        add_coded(engine, DRIFTED, words, rng)
+        page.goto(f"{address}/triage")
+        page.set_viewport_size({"width": width, "height": page.evaluate("document.documentElement.scrollHeight")})
+        camera.take(name)
+
+
 def main() -> None:
     """Starts the demo on a new store and takes the pictures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--size", default="1280x800")
     parser.add_argument("--zoom", type=int, default=1)
+    parser.add_argument("--only", choices=["all", "triage"], default="all")
     options = parser.parse_args()
     width, height = (int(side) // options.zoom for side in options.size.split("x"))
     options.out.mkdir(parents=True, exist_ok=True)
@@ -241,11 +300,13 @@ def main() -> None:
             sign_in(page, server.address, "admin")
             wait_until_coded(page)
             engine = open_database(store)
-            code_twice(engine)
-            converse(engine)
+            if options.only == "all":
+                code_twice(engine)
+                converse(engine)
+                page.context.clear_cookies()
+                take_pictures(page, server.address, options.out)
+            take_triage(page, server.address, engine, Camera(page, options.out))
             engine.dispose()
-            page.context.clear_cookies()
-            take_pictures(page, server.address, options.out)
         finally:
             browser.close()
             server.stop()

@@ -1,4 +1,4 @@
-"""Notes that pass unseen, and drift: python benchmarks/quality/autonomy.py [--codiesp FOLDER] [--patients 10000]
+"""Notes that pass unseen, and drift: python benchmarks/quality/autonomy.py [--codiesp FOLDER] [--patients 30000]
 
 Held-out notes are split 100 times. One part calibrates, the other one is measured: the mean loss of its notes that
 pass, and their share. "held" is the share of splits whose realised loss is at most the tolerated one (no note passes:
@@ -8,8 +8,12 @@ calibration notes are drawn with replacement, and the loss is that of all notes 
 The simulated hospital: the linear coder learns the 50 most frequent codes from one site, with one held-out note per
 patient; its thresholds and monitors are then used at the other sites. CodiEsp (FOLDER/codiesp_en_train.jsonl and
 codiesp_en_dev.jsonl): the linear coder, all diagnoses, dev notes held out; and as another hospital, the dev notes coded
-by the coder of the simulated one. Monitored: confidence, the share of words that no train note has, and, for notes
-that people review, the errors beyond those that the coder expected.
+by the coder of the simulated one.
+
+Losses: errors (wrong and missing codes), not_exact, and drg (the MS-DRG v40 of the accepted codes, the most probable
+one first, is not that of the true ones; extra `groupers`). Monitored: the confidence alone; what the workbench monitors
+(confidence, accepted codes, four numbers of the text), each at its share of the rate; the share of words that no train
+note has; and, for notes that people review, the errors beyond those that the coder expected.
 """
 
 from __future__ import annotations
@@ -19,30 +23,40 @@ import re
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+from nosology.claims.checks import AssignedCode, AssignedCodes
+from nosology.claims.group_effects import drg_changed
 from nosology.config import load_recipe
 from nosology.core import Code, Note
 from nosology.core.files import write_json
 from nosology.corpora.corpus import write_corpus
 from nosology.corpora.notes_file import read_notes
 from nosology.corpora.simulate import simulate_notes
+from nosology.corpora.simulate.clinic import Clinic
+from nosology.corpora.simulate.hospital import subject_id
 from nosology.evaluation.drift import DriftMonitor
-from nosology.evaluation.risk_control import Loss, control_risk, expected_errors, note_losses
+from nosology.evaluation.risk_control import control_risk, expected_errors, note_losses
 from nosology.models.bundle import Bundle
 from nosology.models.train import train
+from nosology.workbench.measures import DRIFT_FEATURES
+from nosology.workbench.note_coding import note_profile
 
 RESULT = Path(__file__).parents[1] / "results" / "quality_autonomy.json"
 SPLITS = 100
 DELTA, RATE = 0.05, 0.01
 SITE, FREQUENT, TRAIN = "harbor", 50, 1_500
+YEARS = (2016, 2019)
 CALIBRATION = 1_000  # notes of the simulated hospital; half of the notes where there are fewer than twice as many
 BOUND = 10  # of errors a note, where they are monitored
+STREAM = 1_000  # notes that a monitor sees
+TEXT_FEATURES = ("words", "digits", "capitals", "letters")
+Loss = Literal["errors", "not_exact", "drg"]
 # (loss, bound, tolerated)
 SIMULATED: tuple[tuple[Loss, float, float], ...] = (
     ("errors", 10, 1.0),
@@ -52,23 +66,62 @@ SIMULATED: tuple[tuple[Loss, float, float], ...] = (
     ("not_exact", 1, 0.7),
     ("not_exact", 1, 0.8),
     ("not_exact", 1, 0.9),
+    ("drg", 1, 0.6),
+    ("drg", 1, 0.65),
+    ("drg", 1, 0.7),
 )
 CODIESP: tuple[tuple[Loss, float, float], ...] = (("errors", 20, 6.0), ("errors", 20, 8.0), ("errors", 20, 10.0))
 
 
 @dataclass(frozen=True)
 class Coded:
-    """Notes with the coder's confidence and share of unknown words (B,), its accepted codes and the true ones."""
+    """Notes with the coder's confidence (B,), its accepted codes, the most probable first, and the true ones.
+
+    profiles: what the workbench monitors of a text. unknown: the share of unknown words (B,). stays: what the grouper
+    reads of each note; empty if it is not known.
+    """
 
     confidence: np.ndarray
+    profiles: list[dict[str, float]]
     unknown: np.ndarray
     accepted: list[list[Code]]
     final: list[tuple[Code, ...]]
+    stays: list[dict[str, Any]] = field(default_factory=list)
 
     def monitored(self) -> dict[str, np.ndarray]:
-        """The numbers that are monitored."""
+        """The numbers that are monitored, one per row (F, B) where several are monitored together."""
         surplus = note_losses(self.accepted, self.final, "errors", BOUND) + self.confidence
-        return {"confidence": self.confidence, "unknown words": self.unknown, "errors (reviewed)": surplus}
+        features = [self.confidence, [len(codes) for codes in self.accepted]]
+        features += [[profile[name] for profile in self.profiles] for name in TEXT_FEATURES]
+        return {
+            "confidence": self.confidence[None],
+            "workbench": np.array(features, dtype=float),
+            "unknown words": self.unknown[None],
+            "errors (reviewed)": surplus[None],
+        }
+
+    def losses(self, loss: Loss, bound: float) -> np.ndarray:
+        """The loss of each note (B,)."""
+        if loss != "drg":
+            return note_losses(self.accepted, self.final, loss, bound)
+        rows = zip(self.accepted, self.final, self.stays, strict=True)
+        return np.array([float(drg_changed(assigned(a), assigned(b), stay)) for a, b, stay in rows])
+
+
+def assigned(codes: Iterable[Code]) -> AssignedCodes:
+    """The codes in the form that the grouper reads."""
+    return AssignedCodes(tuple(AssignedCode(item, "added") for item in codes))
+
+
+def stays(patients: int) -> dict[tuple[str, str], dict[str, Any]]:
+    """What the grouper reads of each note of the simulated hospital, by patient and number of the stay."""
+    clinic, found = Clinic(YEARS), {}
+    for index in range(patients):
+        patient = clinic.patient(0, index)
+        for stay in patient.admissions:
+            known = {"kind": "inpatient", "sex": patient.sex, "age": patient.age(stay.day), "died": stay.died}
+            found[str(subject_id(patient)), str(stay.number + 1)] = known | {"date": "2022-10-01"}  # MS-DRG v40
+    return found
 
 
 def words_of(text: str) -> set[str]:
@@ -76,14 +129,28 @@ def words_of(text: str) -> set[str]:
     return set(re.findall(r"[a-z]+", text.lower()))
 
 
-def code(bundle: Bundle, notes: Sequence[Note], known: set[str]) -> Coded:
+def code(
+    bundle: Bundle,
+    notes: Sequence[Note],
+    known: set[str],
+    stays: Mapping[tuple[str, str], dict[str, Any]] | None = None,
+) -> Coded:
     """The notes, coded. Confidence is minus the expected wrong and missing codes."""
     labels, probabilities = bundle.model.labels, bundle.model.probabilities(notes)
     accepted = np.array([bundle.decision.accepted(labels, row) for row in probabilities])
-    codes = [[labels.codes[j] for j in np.flatnonzero(row)] for row in accepted]
+    codes = [
+        [labels.codes[j] for j in np.argsort(-row, kind="stable") if taken[j]]
+        for row, taken in zip(probabilities, accepted, strict=True)
+    ]
     words = [words_of(note.text) for note in notes]
-    unknown = np.array([len(found - known) / max(1, len(found)) for found in words])
-    return Coded(-expected_errors(probabilities, accepted), unknown, codes, [note.codes for note in notes])
+    return Coded(
+        confidence=-expected_errors(probabilities, accepted),
+        profiles=[note_profile(note.text, ()) for note in notes],
+        unknown=np.array([len(found - known) / max(1, len(found)) for found in words]),
+        accepted=codes,
+        final=[note.codes for note in notes],
+        stays=[stays[note.patient or "", note.id.rpartition("-")[2]] for note in notes] if stays else [],
+    )
 
 
 def halves(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -109,10 +176,12 @@ def passing_loss(coded: Coded, losses: np.ndarray, threshold: float | None, chos
 
 def resplit(home: Coded, loss: Loss, bound: float, tolerated: float, away: dict[str, Coded]) -> dict[str, Any]:
     """The table of one tolerated loss over all splits, at home and with the same thresholds at other sites."""
-    losses = note_losses(home.accepted, home.final, loss, bound)
-    there = {name: note_losses(coded.accepted, coded.final, loss, bound) for name, coded in away.items()}
+    if loss == "drg":
+        away = {name: coded for name, coded in away.items() if coded.stays}
+    losses = home.losses(loss, bound)
+    there = {name: coded.losses(loss, bound) for name, coded in away.items()}
     rows: dict[str, list[tuple[float, float]]] = {name: [] for name in ("home", *away)}
-    settings = {"bound": bound, "binary": loss == "not_exact", "delta": DELTA}
+    settings = {"bound": bound, "binary": loss != "errors", "delta": DELTA}
     exact = 0
     for seed in range(SPLITS):
         first, second = halves(len(losses), seed)
@@ -138,6 +207,13 @@ def resplit(home: Coded, loss: Loss, bound: float, tolerated: float, away: dict[
     return table
 
 
+def first_alarm(reference: np.ndarray, stream: np.ndarray, rate: float, seed: int) -> int | None:
+    """The number of the note that raises the alarm; None if none does."""
+    monitor = DriftMonitor(reference, rate=rate, seed=seed)
+    next((value for value in stream[:STREAM] if monitor.add(value)), None)
+    return monitor.alarm_at
+
+
 def alarms(home: Coded, away: dict[str, Coded]) -> list[dict[str, Any]]:
     """The share of splits with an alarm and the median notes until it, by monitored number, at home and elsewhere."""
     found: dict[tuple[str, str], list[int | None]] = {}
@@ -145,15 +221,13 @@ def alarms(home: Coded, away: dict[str, Coded]) -> list[dict[str, Any]]:
     for seed in range(SPLITS):
         first, second = halves(len(home.final), seed)
         for what, values in ours.items():
-            streams = {"home": values[second]}
+            rate = RATE / len(DRIFT_FEATURES) if what == "workbench" else RATE
+            streams = {"home": values[:, second]}
             for name, other in theirs.items():
-                streams[name] = np.random.default_rng([seed, 3]).permutation(other[what])
+                streams[name] = np.random.default_rng([seed, 3]).permutation(other[what], axis=1)
             for name, stream in streams.items():
-                monitor = DriftMonitor(values[first], rate=RATE, seed=seed)
-                for value in stream:
-                    if monitor.add(value):
-                        break
-                found.setdefault((what, name), []).append(monitor.alarm_at)
+                at = [first_alarm(*rows, rate, seed) for rows in zip(values[:, first], stream, strict=True)]
+                found.setdefault((what, name), []).append(min((it for it in at if it is not None), default=None))
     return [
         {
             "monitored": what,
@@ -167,7 +241,7 @@ def alarms(home: Coded, away: dict[str, Coded]) -> list[dict[str, Any]]:
 
 def hospital(patients: int, elsewhere: Sequence[Note]) -> dict[str, Any]:
     """The tables of the simulated hospital; elsewhere: notes of another corpus that its coder codes as well."""
-    notes = [note for note in simulate_notes(patients, 0, years=(2016, 2019)) if note.codes]
+    notes = [note for note in simulate_notes(patients, 0, years=YEARS) if note.codes]
     ours = [note for note in notes if note.site == SITE]
     learned = ours[:TRAIN]
     counts = Counter(code for note in learned for code in note.codes)
@@ -184,7 +258,11 @@ def hospital(patients: int, elsewhere: Sequence[Note]) -> dict[str, Any]:
         by_site.setdefault(note.site or "", []).append(note)
     if elsewhere:
         by_site["codiesp"] = [_only(note, wanted) for note in elsewhere]
-    coded = {site: code(bundle, part, known) for site, part in sorted(by_site.items())}
+    known_stays = stays(patients)
+    coded = {
+        site: code(bundle, part, known, None if site == "codiesp" else known_stays)
+        for site, part in sorted(by_site.items())
+    }
     home = coded.pop(SITE)
     return {
         "train_notes": len(learned),
@@ -232,7 +310,7 @@ def main() -> None:
     """Prints the tables and writes them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--codiesp", type=Path, help="a folder with CodiEsp; left out by default")
-    parser.add_argument("--patients", type=int, default=10_000)
+    parser.add_argument("--patients", type=int, default=30_000)
     parser.add_argument("--out", type=Path, default=RESULT)
     arguments = parser.parse_args()
     learned, dev = [], []

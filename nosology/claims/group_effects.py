@@ -56,6 +56,12 @@ def _without(assigned: AssignedCodes, codes: tuple[Code, ...]) -> AssignedCodes:
     return AssignedCodes(tuple(item for item in assigned.chosen if item.code not in codes))
 
 
+def drg_changed(before: AssignedCodes, after: AssignedCodes, encounter: Mapping[str, Any]) -> bool:
+    """Whether two code sets of an encounter have different DRGs; a set without a DRG counts as changed."""
+    drg = group_drg(before, encounter).drg
+    return drg is None or drg != group_drg(after, encounter).drg
+
+
 @dataclass(frozen=True, slots=True)
 class GroupChange:
     """The groups after a code is added as a secondary diagnosis or procedure; None: they stay the same.

@@ -13,7 +13,7 @@ from nosology.evaluation.drift import DriftMonitor
 from nosology.evaluation.metrics import Evaluation, brief, by_chapter, by_frequency, evaluate, examine
 from nosology.evaluation.reliability import Reliability, reliability
 from nosology.evaluation.report import write_report
-from nosology.evaluation.risk_control import RiskControl, control_risk, expected_errors, note_losses
+from nosology.evaluation.risk_control import RiskControl, control_risk, expected_errors, fewest_notes, note_losses
 from nosology.evaluation.significance import (
     Difference,
     NotePredictions,
@@ -41,6 +41,7 @@ __all__ = [
     "evaluate",
     "examine",
     "expected_errors",
+    "fewest_notes",
     "krippendorff_alpha",
     "measure_agreement",
     "note_losses",

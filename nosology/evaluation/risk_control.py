@@ -76,8 +76,7 @@ def control_risk(
     alpha = tolerated / bound
     if thresholds is None:
         pilot = len(values) // PILOT
-        fewest = math.log(delta) / math.log1p(-alpha)
-        share = min(1.0, FIRST * fewest / max(1, len(values) - pilot))
+        share = min(1.0, FIRST * _fewest(alpha, delta) / max(1, len(values) - pilot))
         thresholds = candidate_thresholds(confidence[:pilot], share)
         if digits is not None:  # down: rounded up, the first could have no note
             thresholds = [math.floor(threshold * 10**digits) / 10**digits for threshold in thresholds]
@@ -99,6 +98,16 @@ def candidate_thresholds(scores: Sequence[float] | np.ndarray, first_share: floa
         return []
     shares = np.linspace(first_share, 1, CANDIDATES)
     return sorted({float(x) for x in np.quantile(scores, 1 - shares, method="lower")}, reverse=True)
+
+
+def fewest_notes(tolerated: float, *, bound: float = 1.0, delta: float = 0.05) -> int:
+    """The calibration notes that are needed at least, if none of them has any loss and all reach the threshold."""
+    tested = math.ceil(_fewest(tolerated / bound, delta))
+    return next(notes for notes in range(tested, 2 * tested + 2) if notes - notes // PILOT >= tested)
+
+
+def _fewest(alpha: float, delta: float) -> float:
+    return math.log(delta) / math.log1p(-alpha)
 
 
 def risk_p_value(losses: np.ndarray, alpha: float, delta: float = 0.05, *, binary: bool = False) -> float:

@@ -34,7 +34,7 @@ RIGHTS = {
         "approve second reviews and pre-accepted notes, send notes back to their coder",
         "choose notes for double coding, adjudicate them, see the agreement of coders",
         "withdraw documents",
-        "see the triage page",
+        "state which error triage tolerates, calibrate it, acknowledge its alarms",
         "export all finished notes of a filter",
     ),
     "admin": (

@@ -39,6 +39,7 @@ from nosology.workbench import (
     pages_conversation,
     pages_double,
     pages_search,
+    pages_triage,
 )
 from nosology.workbench.accounts import ONE_TIME_HOURS, create_admin
 from nosology.workbench.cases import count_by_status
@@ -99,7 +100,7 @@ def create_app(settings: ServerSettings, services: Services | None = None) -> Fa
     parts = (
         *(router, api.router, api_bulk.router, api_documents.router, api_double.router, api_conversation.router),
         *(pages_accounts.router, administration.router, pages_double.router, pages_conversation.router),
-        *(pages_search.router, pages.router),
+        *(pages_search.router, pages_triage.router, pages.router),
     )
     for part in parts:
         app.include_router(part)

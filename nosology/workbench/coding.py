@@ -30,11 +30,14 @@ from nosology.workbench.cases import record_decision_in, suggestion_to_json
 from nosology.workbench.database import SerializedJson, read_transaction, write_transaction
 from nosology.workbench.documents import current_documents, lock_documents
 from nosology.workbench.double_coding import sample_coded_notes
+from nosology.workbench.encounter_data import complete_encounter
 from nosology.workbench.note_coding import CodedNote, WaitingNote, code_notes
 from nosology.workbench.review import NotFound
 from nosology.workbench.store_tables import batches, codings, notes, users
 from nosology.workbench.stored_claims import ClaimInput
-from nosology.workbench.triage import expected_f1, load_calibration, load_triage_rule
+from nosology.workbench.triage import expected_f1
+from nosology.workbench.triage_drift import load_alarm, raise_alarm, watch_drift
+from nosology.workbench.triage_guarantee import PassRule, load_pass_rule
 from nosology.workbench.warm_up import freeze_tables
 
 if TYPE_CHECKING:
@@ -259,7 +262,7 @@ class BackgroundCoder:
 
 
 _MARK_CODED = (
-    update(notes).where(notes.c.id == bindparam("note")).values(coding="done", confidence=bindparam("calibrated"))
+    update(notes).where(notes.c.id == bindparam("note")).values(coding="done", confidence=bindparam("expected"))
 )
 
 
@@ -282,17 +285,17 @@ def save_codings(
             connection.execute(update(notes).where(*is_waiting).values(coding="failed"))
         return
     with read_transaction(engine) as connection:
-        rule, calibration = load_triage_rule(connection), load_calibration(connection)
+        rule = load_pass_rule(connection, coder_id)
+        watch = watch_drift(engine, connection, rule.guarantee)
     made, rows, confidence = time.time() if now is None else now, {}, {}
     for note_id, result in zip(note_ids, results):  # serialised before the database is locked
-        raw = expected_f1(result.suggestions)
-        confidence[note_id] = calibration.apply(raw)
+        confidence[note_id] = expected_f1(result.suggestions)
         rows[note_id] = {
             "note_id": note_id,
             "coder_id": coder_id,
             "made": made,
             "suggestions": SerializedJson(json.dumps([suggestion_to_json(item) for item in result.suggestions])),
-            "profile": {**result.profile, "confidence": raw},
+            "profile": {**result.profile, "confidence": confidence[note_id]},
             "claim": None if result.claim is None else SerializedJson(result.claim),
         }
     with write_transaction(engine) as connection:
@@ -305,15 +308,23 @@ def save_codings(
         if not waiting:  # cancelled, or coded by another server in the meantime
             return
         connection.execute(insert(codings), [row for note_id, row in rows.items() if note_id in waiting])
-        connection.execute(_MARK_CODED, [{"note": note_id, "calibrated": confidence[note_id]} for note_id in waiting])
-        for note_id, result in zip(note_ids, results):
-            if note_id in waiting and rule.preaccepts(note_id, confidence[note_id]):
-                _preaccept(connection, note_id, result.suggestions, confidence[note_id])
+        connection.execute(_MARK_CODED, [{"note": note_id, "expected": confidence[note_id]} for note_id in waiting])
+        if watch is not None and watch.alarm is not None:
+            raise_alarm(connection, watch.alarm)
+        if rule.rule.on and load_alarm(connection) is None:
+            for note_id, result in zip(note_ids, results):
+                if note_id in waiting:
+                    _preaccept(connection, note_id, result.suggestions, confidence[note_id], rule)
         sample_coded_notes(connection, waiting)
 
 
-def _preaccept(connection: Connection, note_id: int, suggestions: Sequence[Suggestion], confidence: float) -> None:
+def _preaccept(
+    connection: Connection, note_id: int, suggestions: Sequence[Suggestion], confidence: float, rule: PassRule
+) -> None:
+    """Accepts the codes of a note, if the rule lets it pass."""
     note = connection.execute(select(notes).where(notes.c.id == note_id)).one()
+    if not rule.passes(note_id, confidence, complete_encounter(note.encounter)):
+        return
     if note.status != "new" or note.assignee_id is not None or load_pair(connection, note_id) is not None:
         return  # somebody has decided already, or two people will
     codes = [f"{item.system}:{item.code}" for item in suggestions if item.accepted]

@@ -5,28 +5,30 @@ from __future__ import annotations
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
-from sqlalchemy import Connection, RowMapping, select
+from sqlalchemy import Connection, Row, RowMapping, select
 
 from nosology.claims.checks import PROCEDURES
 from nosology.codes import describe, table
 from nosology.core import Code
 from nosology.workbench.blind_access import open_originals
+from nosology.workbench.encounter_data import complete_encounter
 from nosology.workbench.replay import replay, stored_decisions
-from nosology.workbench.review import ANY_LENGTH
+from nosology.workbench.review import ANY_LENGTH, Review
 from nosology.workbench.store_tables import audit, codings, decisions, notes
-from nosology.workbench.triage import ConfidenceCalibration, code_f1
 
 MAX_REVIEWED_NOTES = 3_000  # the newest finished notes that are counted
 MAX_PAUSE = 300  # seconds: a longer gap between two actions counts as this long
 DRIFT_FEATURES = {
     "words": "words per note",
     "digits": "share of words with a digit",
+    "capitals": "share of words in capitals",
+    "letters": "characters per word",
     "accepted": "codes accepted by the coder",
     "supported": "share of accepted codes with evidence",
     "confidence": "the coder's own confidence",
@@ -37,25 +39,38 @@ K = TypeVar("K", bound=Hashable)
 
 @dataclass(frozen=True)
 class ReviewedNote:
-    """A finished note: codes accepted by the coder, final codes, raw confidence, review time, end of the review."""
+    """A finished note: codes accepted by the coder in its order, review, confidence, review time, end of the review."""
 
-    suggested: frozenset[Code]
-    final: frozenset[Code]
+    note_id: int
+    encounter: Mapping[str, Any]
+    accepted: tuple[Code, ...]
+    review: Review
     raw_confidence: float
     seconds: float
     finished: float
     by_person: bool  # whether a person chose the codes, not the triage rule
 
+    @property
+    def suggested(self) -> frozenset[Code]:
+        """The codes accepted by the coder."""
+        return frozenset(self.accepted)
 
-def load_reviewed_notes(connection: Connection) -> list[ReviewedNote]:
-    """The newest finished notes that were coded, each with its last coding."""
-    rows = connection.execute(
-        select(notes.c.id, notes.c.finished)
+    @property
+    def final(self) -> frozenset[Code]:
+        """The final codes."""
+        return frozenset(self.review.codes)
+
+
+def load_reviewed_notes(connection: Connection, note_ids: Sequence[int] | None = None) -> list[ReviewedNote]:
+    """The newest finished notes that were coded, each with its last coding; note_ids: only these notes."""
+    query = (
+        select(notes.c.id, notes.c.finished, notes.c.encounter)
         .where(notes.c.status == "done", notes.c.finished.is_not(None))
         .where(notes.c.double_of.is_(None), notes.c.id.not_in(open_originals()))  # codes that are final
         .order_by(notes.c.finished.desc())
         .limit(MAX_REVIEWED_NOTES)
-    ).all()
+    )
+    rows = connection.execute(query if note_ids is None else query.where(notes.c.id.in_(note_ids))).all()
     reviewed = []
     for first in range(0, len(rows), 500):
         part = rows[first : first + 500]
@@ -66,7 +81,7 @@ def load_reviewed_notes(connection: Connection) -> list[ReviewedNote]:
         decided = rows_by_note(connection, query)
         opened = rows_by_note(connection, select(audit).where(audit.c.note_id.in_(ids), audit.c.what == "note"))
         reviewed += [
-            _reviewed_note(row.finished, coded[row.id][-1], decided.get(row.id, []), opened.get(row.id, []))
+            _reviewed_note(row, coded[row.id][-1], decided.get(row.id, []), opened.get(row.id, []))
             for row in part
             if row.id in coded
         ]
@@ -82,7 +97,7 @@ def rows_by_note(connection: Connection, query: Any) -> dict[int, list[RowMappin
 
 
 def _reviewed_note(
-    finished: float, coding: RowMapping, decided: Sequence[RowMapping], opened: Sequence[RowMapping]
+    note: Row, coding: RowMapping, decided: Sequence[RowMapping], opened: Sequence[RowMapping]
 ) -> ReviewedNote:
     review = replay(stored_decisions(decided), length=ANY_LENGTH, stored=True)
     times = sorted(
@@ -90,20 +105,15 @@ def _reviewed_note(
         + [row["at"] for row in opened]
     )
     return ReviewedNote(
-        suggested=frozenset(Code(s["system"], s["code"]) for s in coding["suggestions"] if s["accepted"]),
-        final=frozenset(review.codes),
+        note_id=note.id,
+        encounter=complete_encounter({**note.encounter, **review.encounter}),
+        accepted=tuple(Code(s["system"], s["code"]) for s in coding["suggestions"] if s["accepted"]),
+        review=review,
         raw_confidence=coding["profile"].get("confidence", 0.0),
         seconds=sum(min(MAX_PAUSE, after - before) for before, after in pairwise(times)),
-        finished=finished,
+        finished=note.finished,
         by_person=not any(item.origin == "triage" for item in review.chosen),
     )
-
-
-def fit_calibration(reviewed: Sequence[ReviewedNote]) -> ConfidenceCalibration:
-    """The calibration on notes whose codes people chose."""
-    by_person = [note for note in reviewed if note.by_person]
-    observed = [code_f1(note.suggested, note.final) for note in by_person]
-    return ConfidenceCalibration.fit([note.raw_confidence for note in by_person], observed)
 
 
 @dataclass(frozen=True)
@@ -212,7 +222,7 @@ def measure_drift(connection: Connection, window: int = 500) -> list[FeatureDrif
         first, last = first[:half], first[half:]
     rows = []
     for name, title in DRIFT_FEATURES.items():
-        then, now = ([float(profile.get(name, 0.0)) for profile in part] for part in (first, last))
+        then, now = ([float(profile[name]) for profile in part if name in profile] for part in (first, last))
         index = population_stability_index(then, now)
         rows.append(FeatureDrift(name, title, float(np.mean(then or 0)), float(np.mean(now or 0)), index))
     return rows

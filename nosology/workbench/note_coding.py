@@ -112,6 +112,8 @@ def note_profile(text: str, suggestions: Sequence[Suggestion]) -> dict[str, floa
     return {
         "words": len(words),
         "digits": sum(any(c.isdigit() for c in word) for word in words) / max(1, len(words)),
+        "capitals": sum(word.isupper() for word in words) / max(1, len(words)),
+        "letters": sum(map(len, words)) / max(1, len(words)),
         "accepted": len(accepted),
         "top_probability": max((item.probability for item in suggestions), default=0.0),
         "supported": sum(bool(item.evidence) for item in accepted) / max(1, len(accepted)),

@@ -82,6 +82,12 @@ def format_duration(seconds: float | None) -> str:
     return f"{int(seconds // 60)} min {int(seconds % 60)} s" if seconds >= 60 else f"{int(seconds)} s"
 
 
+def format_evidence(log_wealth: float) -> str:
+    """The wealth of a drift monitor by its logarithm: one digit below 10, at most "10,000+"."""
+    wealth = math.exp(min(log_wealth, math.log(10_001)))
+    return "10,000+" if wealth > 10_000 else f"{wealth:.1f}" if wealth < 10 else f"{wealth:,.0f}"
+
+
 def shown_in_queue(row: Row) -> tuple[Any, ...]:
     """What a row of the queue shows, in few values: every update of a note changes `changed`."""
     note = (row.id, row.changed, row.codes, format_age(row.received))
@@ -99,6 +105,7 @@ def template_environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(time=format_time, age=format_age, percent=format_percent, duration=format_duration)
+    environment.filters.update(evidence=format_evidence)
     environment.filters.update(shown_in_queue=shown_in_queue)
     environment.filters.update(axis_end=axis_end, complete=complete_encounter, describe=describe, facts=encounter_words)
     shared: dict[str, Any] = environment.globals

@@ -1,4 +1,4 @@
-"""Pages for reviewers: queue, note, history, code book, import, measures, triage."""
+"""Pages for reviewers: queue, note, history, code book, import, measures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sqlalchemy import select
 
 from nosology.claims.encounter import coding_day
 from nosology.core import Code, ConflictError, NosologyError, Note, ReviewError
-from nosology.workbench import cases, coding, measures, triage
+from nosology.workbench import cases, coding, measures
 from nosology.workbench.audit_log import shown_notes
 from nosology.workbench.blind_access import load_pair
 from nosology.workbench.bulk_export import export_stream
@@ -25,13 +25,12 @@ from nosology.workbench.document_views import merge_evidence, past_documents, sh
 from nosology.workbench.double_coding import count_finished_pairs
 from nosology.workbench.encounter_data import editable_fields
 from nosology.workbench.group_panel import build_group_panel
-from nosology.workbench.page_html import AdminPage, PageContext, PageDep, ReviewerPage, capitalized
+from nosology.workbench.page_html import PageContext, PageDep, ReviewerPage, capitalized
 from nosology.workbench.proposals import claim_evidence
 from nosology.workbench.replay import stored_decisions
 from nosology.workbench.review import MAX_OVERRIDE, NotFound
 from nosology.workbench.second_review import second_reviews
 from nosology.workbench.security import MAX_ID, RowId
-from nosology.workbench.store_settings import changes
 from nosology.workbench.store_tables import documents, notes, users
 from nosology.workbench.turnaround import ANSWERS, load_second_review, measure_conversation
 from nosology.workbench.uploads import normalize_encounter, read_upload
@@ -318,48 +317,3 @@ def measures_page(page: PageDep) -> HTMLResponse:
         daily_precision=[(day, value) for day, _, value, _ in days if value is not None],
         daily_seconds=[(day, value) for day, _, _, value in days],
     )
-
-
-@router.get("/triage")
-def triage_page(page: ReviewerPage) -> HTMLResponse:
-    """The triage rule, and the effect of each threshold."""
-    return _render_triage(page)
-
-
-def _render_triage(page: PageContext, error: str = "") -> HTMLResponse:
-    with page.reading() as connection:
-        reviewed = measures.load_reviewed_notes(connection)
-        rule, stored = triage.load_triage_rule(connection), triage.load_calibration(connection)
-        raw = triage.raw_confidences(connection)
-    calibration = measures.fit_calibration(reviewed)
-    if calibration != stored:
-        with page.writing() as connection:
-            triage.save_calibration(connection, calibration)
-    observed = [
-        (calibration.apply(note.raw_confidence), triage.code_f1(note.suggested, note.final))
-        for note in reviewed
-        if note.by_person
-    ]
-    effects = triage.threshold_effects([calibration.apply(value) for value in raw], observed)
-    errors = [(f"{row.threshold:.2f}", row.expected_error) for row in effects if row.expected_error is not None]
-    values = {"effects": effects, "rule": rule, "calibration": calibration, "coded": len(raw)}
-    return page.render("triage.html", error=error, expected_errors=errors, **values)
-
-
-@router.post("/triage")
-def set_triage(
-    page: AdminPage,
-    threshold: Annotated[float, Form()] = 0.9,
-    sample: Annotated[float, Form()] = 0.1,
-    on: Annotated[str, Form(max_length=5)] = "",
-) -> Response:
-    """Puts a rule in force for notes that are coded from now on."""
-    try:
-        rule = triage.TriageRule(on == "yes", threshold, sample)
-    except NosologyError as error:
-        return _render_triage(page, f"{error}.")
-    with page.writing() as connection:
-        before = triage.load_triage_rule(connection)
-        triage.save_triage_rule(connection, rule)
-        page.log("triage", connection, object=changes(before, rule))
-    return RedirectResponse("/triage", status_code=303)

@@ -1,42 +1,73 @@
-"""Confidence of a note's suggestions, its calibration on reviewed notes, and the triage rule.
+"""The confidence of a note's suggestions, the triage rule, and which notes show what the rule may let pass.
 
 Confidence is the expected F1 of the accepted codes. With A the accepted codes and p their calibrated probabilities, the
-coder expects sum_A p true positives, sum_A (1 - p) false positives and sum_not-A p false negatives. Once enough notes
-are reviewed, an isotonic regression maps this number to the F1 of the reviewers' decisions.
+coder expects sum_A p true positives, sum_A (1 - p) false positives and sum_not-A p false negatives. The threshold on it
+comes from a calibration, see `triage_guarantee`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
-import numpy as np
-from sqlalchemy import Connection, bindparam, select, update
+from sqlalchemy import Connection, func, select
 
-from nosology.core import Code, ConfigError, Suggestion
+from nosology.core import ConfigError, Suggestion
+from nosology.workbench.blind_access import open_originals
 from nosology.workbench.store_settings import load_setting, save_setting
-from nosology.workbench.store_tables import codings, notes
+from nosology.workbench.store_tables import codings, decisions, notes
 
-MIN_REVIEWED = 30  # reviewed notes before confidence is calibrated
-THRESHOLDS = tuple(round(0.05 * step, 2) for step in range(1, 20))  # that the page may show
+MIN_SAMPLE = 0.01
+MAX_CODED_NOTES = 20_000  # the newest notes of a coder among which notes count
 
 
 @dataclass(frozen=True)
 class TriageRule:
-    """Notes at or above `threshold` are pre-accepted, except a random share `sample` that people review."""
+    """Whether notes that a guarantee allows are pre-accepted, except a random share `sample` that people review."""
 
     on: bool = False
-    threshold: float = 0.9
     sample: float = 0.1
 
     def __post_init__(self) -> None:
-        if not (0 <= self.threshold <= 1 and 0 <= self.sample <= 1):
-            raise ConfigError("threshold and sample must lie in [0, 1]")
+        if not MIN_SAMPLE <= self.sample <= 1:
+            raise ConfigError(
+                f"the share that people still review must lie in [{MIN_SAMPLE:g}, 1]; got {self.sample:g}"
+            )
 
-    def preaccepts(self, note_id: int, confidence: float) -> bool:
-        """Whether a note is pre-accepted. Sampling depends on the note's id only."""
-        random_number = (note_id * 2654435761 % 2**32) / 2**32
-        return self.on and confidence >= self.threshold and random_number >= self.sample
+
+@dataclass(frozen=True)
+class CalibrationPeriod:
+    """Which notes may count: those coded from `start` on. Since the rule was first on, only its random share may.
+
+    Other notes are reviewed only where the confidence is low, and say nothing about notes that pass. share: the
+    smallest sample of all rules in the period. rule_on: since when; None: never.
+    """
+
+    start: float = 0.0
+    rule_on: float | None = None
+    share: float = 1.0
+
+    def counts(self, note_id: int, coded: float) -> bool:
+        """Whether a note that was coded at this time may count: people review it whatever its confidence."""
+        if coded < self.start:
+            return False
+        return self.rule_on is None or coded < self.rule_on or is_sampled(note_id, self.share)
+
+
+@dataclass(frozen=True)
+class CountedNotes:
+    """The ids of the notes that count, in the order of coding; and of those that wait for review, with their names."""
+
+    coder_id: int | None = None
+    ids: list[int] = field(default_factory=list)
+    waiting: dict[int, str] = field(default_factory=dict)
+    later: int = 0  # finished notes that do not count yet, because an earlier one waits
+
+
+def is_sampled(note_id: int, share: float) -> bool:
+    """Whether a note belongs to a random share of all notes. It depends on the note's id only."""
+    return (note_id * 2654435761 % 2**32) / 2**32 < share
 
 
 def expected_f1(suggestions: Sequence[Suggestion]) -> float:
@@ -46,106 +77,75 @@ def expected_f1(suggestions: Sequence[Suggestion]) -> float:
     return 2 * sum(accepted) / (sum(accepted) + missed + len(accepted)) if accepted else 0.0
 
 
-def code_f1(suggested: Collection[Code], final: Collection[Code]) -> float:
-    """F1 of suggested against final codes; 1 if both are empty."""
-    both = len(set(suggested) & set(final))
-    total = len(set(suggested)) + len(set(final))
-    return 2 * both / total if total else 1.0
-
-
-@dataclass(frozen=True)
-class ConfidenceCalibration:
-    """A monotone piecewise linear map from expected F1 to observed F1, through the points (x, y)."""
-
-    x: tuple[float, ...] = ()
-    y: tuple[float, ...] = ()
-    notes: int = 0
-
-    @classmethod
-    def fit(cls, raw: Sequence[float], observed: Sequence[float]) -> ConfidenceCalibration:
-        """The isotonic regression of reviewed notes; the identity if there are too few."""
-        if len(raw) < MIN_REVIEWED:
-            return cls(notes=len(raw))
-        from sklearn.isotonic import IsotonicRegression
-
-        fitted = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip").fit(raw, observed)
-        return cls(tuple(map(float, fitted.X_thresholds_)), tuple(map(float, fitted.y_thresholds_)), len(raw))
-
-    @property
-    def is_fitted(self) -> bool:
-        """Whether enough notes were reviewed."""
-        return bool(self.x)
-
-    def apply(self, raw: float) -> float:
-        """The calibrated confidence."""
-        return float(np.interp(raw, self.x, self.y)) if self.x else raw
-
-
-@dataclass(frozen=True)
-class ThresholdEffect:
-    """The effect of a threshold: pre-accepted notes and their share, expected error, error found in reviews."""
-
-    threshold: float
-    share: float
-    notes: int
-    expected_error: float | None
-    observed_error: float | None
-    reviewed: int
-
-
-def threshold_effects(confidences: Sequence[float], reviewed: Sequence[tuple[float, float]]) -> list[ThresholdEffect]:
-    """The effects of the thresholds that split the notes, of one that takes all and of one that takes none.
-
-    confidences: of all coded notes. reviewed: (confidence, observed F1) per reviewed note.
-    """
-    values = np.asarray(confidences, dtype=float)
-    pairs = np.asarray(reviewed, dtype=float).reshape(-1, 2)
-    takes_all = [step for step in THRESHOLDS if len(values) and step <= values.min()][:-1]
-    takes_none = [step for step in THRESHOLDS if not len(values) or step > values.max()][1:]
-    effects = []
-    for threshold in (step for step in THRESHOLDS if step not in (*takes_all, *takes_none)):
-        above, checked = values[values >= threshold], pairs[pairs[:, 0] >= threshold]
-        effects.append(
-            ThresholdEffect(
-                threshold,
-                len(above) / len(values) if len(values) else 0.0,
-                len(above),
-                float(1 - above.mean()) if len(above) else None,
-                float(1 - checked[:, 1].mean()) if len(checked) else None,
-                len(checked),
-            )
-        )
-    return effects
-
-
 def load_triage_rule(connection: Connection) -> TriageRule:
-    """The rule in force."""
-    return TriageRule(**load_setting(connection, "triage"))
+    """The rule in force. Rules of older versions had a threshold of their own, and could have no sample."""
+    value = load_setting(connection, "triage")
+    return TriageRule(value.get("on", False), max(MIN_SAMPLE, value.get("sample", TriageRule.sample)))
 
 
 def save_triage_rule(connection: Connection, rule: TriageRule) -> None:
     """Puts a rule in force for notes that are coded from now on."""
+    period = load_period(connection)
+    if rule.on:
+        since = time.time() if period.rule_on is None else period.rule_on
+        period = replace(period, rule_on=since, share=min(period.share, rule.sample))
     save_setting(connection, "triage", rule)
+    save_setting(connection, "triage_period", period)
 
 
-def load_calibration(connection: Connection) -> ConfidenceCalibration:
-    """The calibration fitted last."""
-    value = load_setting(connection, "curve")
-    return ConfidenceCalibration(tuple(value.get("x", ())), tuple(value.get("y", ())), value.get("notes", 0))
+def load_period(connection: Connection) -> CalibrationPeriod:
+    """The period in force.
+
+    Stores of older versions have none. If a rule is on there, or has pre-accepted a note, nobody knows which notes
+    people would have reviewed in any case: none counts until a new period starts.
+    """
+    if value := load_setting(connection, "triage_period"):
+        return CalibrationPeriod(**value)
+    preaccepted = select(decisions.c.id).where(decisions.c.action == "preaccept").limit(1)
+    was_on = load_triage_rule(connection).on or connection.scalar(preaccepted) is not None
+    return CalibrationPeriod(rule_on=0.0, share=0.0) if was_on else CalibrationPeriod()
 
 
-def save_calibration(connection: Connection, calibration: ConfidenceCalibration) -> None:
-    """Stores a calibration and updates the confidence of all notes without decisions."""
-    save_setting(connection, "curve", calibration)
-    query = select(notes.c.id, codings.c.profile).join(codings, codings.c.note_id == notes.c.id)
-    rows = connection.execute(query.where(notes.c.status == "new").order_by(codings.c.id)).all()
-    if rows:
-        values = [{"note": row.id, "calibrated": calibration.apply(row.profile.get("confidence", 0.0))} for row in rows]
-        statement = update(notes).where(notes.c.id == bindparam("note"))
-        connection.execute(statement.values(confidence=bindparam("calibrated")), values)
+def start_period(connection: Connection) -> None:
+    """From now on, only notes that are coded later count."""
+    now, rule = time.time(), load_triage_rule(connection)
+    period = CalibrationPeriod(now, now, rule.sample) if rule.on else CalibrationPeriod(now)
+    save_setting(connection, "triage_period", period)
 
 
-def raw_confidences(connection: Connection, limit: int = 20_000) -> list[float]:
-    """The expected F1 of the notes coded last."""
-    profiles = connection.scalars(select(codings.c.profile).order_by(codings.c.id.desc()).limit(limit))
-    return [profile.get("confidence", 0.0) for profile in profiles]
+def newest_coder(connection: Connection) -> int | None:
+    """The coder of the note that was coded last; None if none was."""
+    return connection.scalar(select(codings.c.coder_id).order_by(codings.c.id.desc()).limit(1))
+
+
+def count_notes(connection: Connection) -> CountedNotes:
+    """The notes of the coder in use that count for a calibration.
+
+    They are all notes that may count, in the order of coding, up to the first that is not finished. A later one that is
+    finished already may be an easy one, and does not count yet.
+    """
+    coder, period = newest_coder(connection), load_period(connection)
+    newest = select(codings.c.note_id, func.max(codings.c.id).label("coding"))
+    newest = (
+        newest.group_by(codings.c.note_id).order_by(func.max(codings.c.id).desc()).limit(MAX_CODED_NOTES).subquery()
+    )
+    is_final = (notes.c.status == "done") & notes.c.id.not_in(open_originals())
+    query = (
+        select(notes.c.id, notes.c.ref, codings.c.made, is_final.label("final"))
+        .join(newest, newest.c.note_id == notes.c.id)
+        .join(codings, codings.c.id == newest.c.coding)
+        .where(codings.c.coder_id == coder, notes.c.double_of.is_(None), notes.c.status != "deleted")
+        .order_by(codings.c.id)
+    )
+    counted = CountedNotes(coder)
+    later = 0
+    for row in connection.execute(query):
+        if not period.counts(row.id, row.made):
+            continue
+        if not row.final:
+            counted.waiting[row.id] = row.ref
+        elif counted.waiting:
+            later += 1
+        else:
+            counted.ids.append(row.id)
+    return replace(counted, later=later)

@@ -3,7 +3,7 @@
 import pytest
 
 from nosology.claims.checks import AssignedCode, AssignedCodes
-from nosology.claims.group_effects import drg_drivers, group_change
+from nosology.claims.group_effects import drg_changed, drg_drivers, group_change
 from nosology.claims.grouping import group_drg, score_hcc
 from nosology.core import Code
 
@@ -31,6 +31,16 @@ def test_the_drg_depends_on_the_principal_diagnosis_and_on_codes_without_which_i
     ]
     assert drivers("I50.23", "N17.9")[1:] == [(["N17.9"], "CC", 293)]
     assert drivers("I50.23", "I10") == [(["I50.23"], "principal diagnosis", None)]
+
+
+def test_the_drg_changes_with_the_principal_diagnosis_and_without_a_needed_code():
+    whole = assigned("I50.23", "J96.01", "I10")
+    assert not drg_changed(assigned("I50.23", "J96.01"), whole, STAY)
+    assert drg_changed(assigned("I50.23", "I10"), whole, STAY) and drg_changed(
+        assigned("J96.01", "I50.23"), whole, STAY
+    )
+    assert drg_changed(assigned(), assigned(), STAY)  # without a DRG nothing is known to be the same
+    assert drg_changed(whole, whole, {**STAY, "kind": "outpatient"})
 
 
 def test_codes_of_which_each_suffices_are_named_together():

@@ -10,6 +10,7 @@ from nosology.evaluation.risk_control import (
     candidate_thresholds,
     control_risk,
     expected_errors,
+    fewest_notes,
     note_losses,
     risk_p_value,
 )
@@ -120,6 +121,15 @@ def test_too_few_notes_let_nothing_pass():
     # 59 notes without a loss are enough: 0.95 ** 59 < 0.05 < 0.95 ** 58
     assert control_risk(np.ones(59), np.zeros(59), 0.05, binary=True, thresholds=[1.0]).threshold == 1.0
     assert control_risk(np.ones(58), np.zeros(58), 0.05, binary=True, thresholds=[1.0]).threshold is None
+
+
+@pytest.mark.parametrize(("tolerated", "delta"), [(0.05, 0.05), (0.1, 0.025), (0.3, 0.01)])
+def test_the_fewest_notes_without_a_loss_suffice_and_one_less_does_not(tolerated, delta):
+    fewest = fewest_notes(tolerated, delta=delta)
+    for notes, passes in ((fewest, True), (fewest - 1, False)):
+        found = control_risk(np.ones(notes), np.zeros(notes), tolerated, binary=True, delta=delta)
+        assert (found.threshold is not None) == passes
+    assert fewest_notes(10 * tolerated, bound=10, delta=delta) == fewest
 
 
 def test_thresholds_are_rounded_before_they_are_tested():

@@ -19,7 +19,10 @@ from nosology.workbench.app import THREADS
 from nosology.workbench.database import read_transaction, write_transaction
 from nosology.workbench.page_html import static_path
 from nosology.workbench.security import SecurityMiddleware
+from nosology.workbench.store_settings import save_setting
 from nosology.workbench.store_tables import decisions, notes, users
+from nosology.workbench.triage import newest_coder
+from nosology.workbench.triage_guarantee import newest_coding
 from tests.workbench.conftest import NOTE, PASSWORD, ApiClient, browser, csrf
 
 HEART = "icd10cm:I50.9"
@@ -455,17 +458,52 @@ def test_a_day_that_the_calendar_does_not_have_is_refused(ann):
 def test_triage_preaccepts_and_users_may_reopen(server, ann):
     admin = browser(server, "adam")
     token = csrf(admin)
-    rule = {"csrf": token, "on": "yes", "threshold": "0.3", "sample": "0"}
-    assert admin.post("/triage", data=rule).status_code == 200
+    assert "nobody has calibrated" in admin.get("/triage").text
+    assert admin.post("/triage", data={"csrf": token, "on": "yes", "sample": "0.01"}).status_code == 200
+    guard = {
+        "loss": "errors",
+        "tolerated": 0.5,
+        "threshold": 0.3,
+        "notes": 90,
+        "tested": 81,
+        "passed": 60,
+        "found": 0.1,
+    }
     try:
+        note = ann.note("not calibrated", "congestive heart failure. type 2 diabetes.")
+        assert ann.get(f"/notes/{note}").json()["status"] == "new"
+        with write_transaction(server[0].app.state.services.engine) as connection:
+            coding = newest_coding(connection)
+            about = {"fewest": 42, "number": 1, "coder_id": newest_coder(connection), "coding": coding, "made": 1.0}
+            save_setting(connection, "triage_guarantee", {**guard, **about})
+        assert "confidence of at least 0.30" in admin.get("/triage").text
         note = ann.note("sure", "congestive heart failure. type 2 diabetes.")
         shown = ann.get(f"/notes/{note}").json()
         assert shown["status"] == "preaccepted" and {item["origin"] for item in shown["codes"]} == {"triage"}
         assert ann.decide(note, "accept", 1, code="icd10cm:I10").status_code == 422
         assert ann.decide(note, "reopen", 1).json()["status"] == "open"
     finally:
-        admin.post("/triage", data={"csrf": token, "threshold": "0.9", "sample": "0.1"})
-    assert admin.post("/triage", data={"csrf": token, "threshold": "7"}).status_code == 422
+        admin.post("/triage", data={"csrf": token, "sample": "0.1"})
+        admin.post("/triage/restart", data={"csrf": token})
+    for sample in ("0", "7"):
+        assert admin.post("/triage", data={"csrf": token, "sample": sample}).status_code == 422
+
+
+def test_reviewers_state_what_triage_tolerates(server):
+    reviewer, coder = browser(server, "rita"), browser(server, "ann")
+    form = {"csrf": csrf(reviewer), "loss": "errors", "tolerated": "0.5"}
+    page = reviewer.post("/triage/calibration", data=form).text
+    assert "Nothing may pass" in page and "are too few" in page and "Calibration 1 of this coder" in page
+    assert "at most 5 in 100 encounters with another DRG" in reviewer.post(
+        "/triage/calibration", data={**form, "loss": "drg", "tolerated": "5"}
+    ).text.replace("\n", " ")
+    for wrong in ({"tolerated": "0"}, {"tolerated": "11"}, {"tolerated": "nan"}, {"loss": "money"}):
+        assert reviewer.post("/triage/calibration", data={**form, **wrong}).status_code == 422
+    assert reviewer.post("/triage", data={"csrf": form["csrf"], "on": "yes"}).status_code == 403
+    for path in ("/triage/calibration", "/triage/alarm", "/triage/restart"):
+        assert coder.post(path, data={**form, "csrf": csrf(coder)}).status_code == 403
+        assert reviewer.post(path, data={**form, "csrf": "wrong"}).status_code == 403
+    assert "nobody has calibrated" in reviewer.post("/triage/restart", data={"csrf": form["csrf"]}).text
 
 
 def test_metrics_count_requests_and_contain_no_patient_data(server, ann):

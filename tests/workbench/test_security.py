@@ -236,9 +236,14 @@ def test_changes_of_users_and_settings_name_their_object(server):
     for act in ("disable", "enable", "reset"):
         admin.post(f"/users/{number}", data={**token, "act": act})
         assert newest(server, f"user {act}")["object"] == name
-    admin.post("/triage", data={**token, "threshold": "0.8", "sample": "0.1"})
-    assert newest(server, "triage")["object"] == "threshold: 0.9 -> 0.8"
-    admin.post("/triage", data={**token, "threshold": "0.9", "sample": "0.1"})
+    admin.post("/triage", data={**token, "sample": "0.2"})
+    assert newest(server, "triage")["object"] == "sample: 0.1 -> 0.2"
+    admin.post("/triage", data={**token, "sample": "0.1"})
+    admin.post("/triage/calibration", data={**token, "loss": "drg", "tolerated": "5"})
+    words = "at most 5 in 100 encounters with another DRG: nothing may pass, 0 encounters"
+    assert newest(server, "triage calibration")["object"] == words
+    admin.post("/triage/restart", data=token)
+    assert newest(server, "triage restart")["object"] == "encounters coded from now on count"
     admin.post("/settings/sessions", data={**token, "hours": "8", "idle_minutes": "120"})
     assert newest(server, "session limits")["object"] == "hours: 12 -> 8"
     admin.post("/settings/sessions", data={**token, "hours": "12", "idle_minutes": "120"})
