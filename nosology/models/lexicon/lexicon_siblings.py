@@ -19,7 +19,7 @@ from nosology.models.siblings.sibling_verifier import SiblingVerifier
 SYSTEM = "icd10cm"
 _MAX_SPANS = 5
 _MAX_QUESTIONS = 10_000
-_MIN_QUESTIONS = 100  # with fewer the verifier of the package is used
+_MIN_QUESTIONS = 50  # with fewer the verifier of the package is used
 _TIE = 1e-6  # among codes that the lexicon scores equally it ranks the more frequent one first
 
 Vote = tuple[float, Code, int, int]  # the probability that characters start to end are coded with a code
