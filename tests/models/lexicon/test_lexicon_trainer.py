@@ -118,7 +118,7 @@ def test_loaded_bundle_returns_the_same_probabilities(bundle, tmp_path):
 
 
 def test_the_verifier_of_siblings_learns_from_the_train_notes(with_evidence):
-    coder, corpus = with_evidence
+    coder, _ = with_evidence
     found, siblings = coder.provenance["found"]["siblings"], coder.model.siblings
     assert found["questions"] > 50 and found["verifier"] >= found["lexicon"] - 0.02
     assert not np.allclose(siblings.verifier.named, SiblingVerifier.shipped().named)
