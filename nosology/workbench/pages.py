@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Annotated, Any
 from urllib.parse import parse_qsl, urlsplit
 
-from fastapi import APIRouter, File, Form, UploadFile
+from fastapi import APIRouter, File, Form, Query, UploadFile
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from sqlalchemy import select
 
@@ -34,7 +34,7 @@ from nosology.workbench.security import MAX_ID, RowId
 from nosology.workbench.store_tables import documents, notes, users
 from nosology.workbench.turnaround import ANSWERS, load_second_review, measure_conversation
 from nosology.workbench.uploads import normalize_encounter, read_upload
-from nosology.workbench.views import build_claim_panel, build_panel, code_book_page, import_notice
+from nosology.workbench.views import build_claim_panel, build_panel, code_book_page, import_notice, rank_siblings
 from nosology.workbench.work_queue import PAGE_SIZE, QueueFilter, position, select_queue
 
 router = APIRouter(include_in_schema=False)
@@ -234,9 +234,24 @@ def export_note(page: PageDep, note_id: RowId, form: str) -> Response:
 
 
 @router.get("/codes/{system}/{code}")
-def book_page(page: PageDep, system: str, code: str, instead_of: str = "", day: str = "") -> HTMLResponse:
-    """A page of the code book; day: of the encounter, whose code set counts."""
-    return page.render("book.html", book=code_book_page(system, code, day[:10]), instead_of=instead_of[:40])
+def book_page(
+    page: PageDep,
+    system: str,
+    code: str,
+    instead_of: str = "",
+    day: str = "",
+    note: Annotated[int | None, Query(ge=1, le=MAX_ID)] = None,
+) -> HTMLResponse:
+    """A page of the code book; day: of the encounter, whose code set counts.
+
+    note: the encounter whose code instead_of is to be changed; siblings that fit it stand first.
+    """
+    book = code_book_page(system, code, day[:10])
+    chooser = page.services.siblings
+    if chooser is not None and note is not None and ":" in instead_of:
+        case = page.services.read_case(page.user, note, page.address, "siblings")
+        book = rank_siblings(book, case, Code(*instead_of.split(":", 1)), chooser)
+    return page.render("book.html", book=book, instead_of=instead_of[:40])
 
 
 @router.get("/batches")

@@ -21,6 +21,7 @@ from nosology.codes import releases, table
 from nosology.core import SYSTEMS, Note, ReviewError, __version__
 from nosology.corpora.plain_text import check_text
 from nosology.models.bundle import MANIFEST, Bundle, is_day_one, read_manifest
+from nosology.models.siblings.sibling_chooser import SiblingChooser
 from nosology.workbench import blind_access, cases, double_coding
 from nosology.workbench.accounts import User
 from nosology.workbench.audit_log import log_access
@@ -61,6 +62,7 @@ class Services:
     reservations: Reservations = field(default_factory=Reservations)
     server_key: bytes = field(default=b"", repr=False)  # signs the cookies of known browsers
     drg_weights: Mapping[int, Mapping[int, DrgWeight]] = field(default_factory=dict)  # by fiscal year and DRG
+    siblings: SiblingChooser | None = None  # of the coder
     ready: bool = False
     _probe_lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
     _probed: float = -math.inf
@@ -88,7 +90,7 @@ class Services:
             raise
         background = BackgroundCoder(engine, pool, coder_id, concurrency=settings.workers + 1)
         services = cls(settings, engine, pool, background, RetentionJob(engine), lock, server_key=key, ready=True)
-        services.drg_weights = weights
+        services.drg_weights, services.siblings = weights, SiblingChooser.load(settings.bundle)
         background.start()
         services.retention.start()
         return services

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from nosology.claims.checks import PROCEDURES, AssignedCode, needs_no_poa, table_on
@@ -15,6 +15,7 @@ from nosology.claims.grouping import PaymentGroups, payment_groups
 from nosology.claims.rules import rules_by_id
 from nosology.codes import describe, in_release, table
 from nosology.core import SYSTEMS, Code, ConfigError, Span, Suggestion
+from nosology.models.siblings.sibling_chooser import SiblingChooser
 from nosology.workbench.cases import Case, EvidenceInContext, UncertainSuggestion
 from nosology.workbench.encounter_services import ImportedNotes
 from nosology.workbench.proposals import claim_codes, propose_claim
@@ -262,7 +263,7 @@ class CodeBookPage:
     """A line of the tabular list with its neighbours; notes: (title, [(line, note)]) of all notes that apply.
 
     below: the billable codes below each sibling or child that is not billable. instead: the codes of the day, if it
-    has no such line.
+    has no such line. is_ranked: the siblings are in the order in which they fit a note.
     """
 
     system: str
@@ -277,6 +278,7 @@ class CodeBookPage:
     below: Mapping[str, list[CodeLine]]
     notes: list[tuple[str, list[tuple[str, str]]]]
     instead: Sequence[CodeLine] = ()
+    is_ranked: bool = False
 
 
 def code_book_page(system: str, code: str, day: str = "") -> CodeBookPage:
@@ -315,6 +317,19 @@ def code_book_page(system: str, code: str, day: str = "") -> CodeBookPage:
         notes=[(title, notes) for kind, title in BOOK_SECTIONS.items() if (notes := codes.inherited_notes(code, kind))],
         instead=[CodeLine(it.code, then.description(it.code), True) for it in equivalents if then.billable(it.code)],
     )
+
+
+def rank_siblings(book: CodeBookPage, case: Case, changed: Code, chooser: SiblingChooser) -> CodeBookPage:
+    """The page with the siblings that fit the note best first; changed: the code of the note that is to be changed."""
+    if changed.system != book.system or book.system != "icd10cm" or changed.code[:3] != book.code[:3]:
+        return book
+    scores = {code: suggestion.probability for code, suggestion in case.suggested.items()}
+    evidence = case.evidence().get(changed, ())
+    choice = chooser.choose(case.note["text"], changed, evidence, scores, release=book.release)
+    if choice is None or "." not in book.code:
+        return book
+    siblings = sorted(book.siblings, key=lambda line: -choice.probability(line.code))
+    return replace(book, siblings=siblings, is_ranked=True)
 
 
 def import_notice(imported: ImportedNotes) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,22 @@ def audit(client, note: int) -> list[dict]:
 
     with read_transaction(client.client.app.state.services.engine) as connection:
         return [dict(row) for row in connection.execute(select(audit).where(audit.c.note_id == note)).mappings()]
+
+
+def test_the_change_dialog_has_the_siblings_that_fit_the_note_first(server, ann):
+    note = ann.note("siblings", SUMMARY.replace("Acute on chronic systolic", "Chronic systolic"), **STAY)
+    client = browser(server, "ann")
+    address = "/codes/icd10cm/I50.20?instead_of=icd10cm:I50.22"
+    plain, ranked = (client.get(address + also).text for also in ("", f"&note={note}"))
+
+    def siblings(page):
+        return re.findall(r'<a href="/codes/icd10cm/(I50[.]2\d)"', page[page.index("<h3>Siblings") :])
+
+    assert siblings(plain) == ["I50.20", "I50.21", "I50.22", "I50.23"] and "best fit first" not in plain
+    assert siblings(ranked)[0] == "I50.22" and sorted(siblings(ranked)) == siblings(plain)
+    assert "best fit first" in ranked and "siblings" in [row["what"] for row in audit(ann, note)]
+    assert "best fit first" not in client.get(f"/codes/icd10cm/J18.9?instead_of=icd10cm:I50.22&note={note}").text
+    assert client.get(f"{address}&note=999999").status_code == 404
 
 
 def test_the_claim_of_a_text(ann):

@@ -23,13 +23,14 @@ from nosology.core import Code, ConfigError, EvidenceSpan, Note, __version__
 from nosology.core.label_space import LabelSpace
 from nosology.core.parallel import cores, parallel_map, parts
 from nosology.evaluation.decision import Decision
-from nosology.models.bundle import Bundle
+from nosology.models.bundle import DAY_ONE, Bundle
 from nosology.models.lexicon.learned_phrases import is_separate
 from nosology.models.lexicon.lexicon_settings import CORPUS, ContextSettings, LexiconRecipe
 from nosology.models.lexicon.lexicon_terms import Resolver, Terms
 from nosology.models.lexicon.mention_features import padded
 from nosology.models.lexicon.mentions import NoteMentions, find_mentions
 from nosology.models.lexicon.scorers import ContextPolicy, MentionScores, ScoredMention, TrainedScorer, score_mentions
+from nosology.models.siblings.sibling_chooser import SiblingChooser
 
 DAY_ONE_THRESHOLD = 0.3  # below the first code of a category title (0.35), above second codes
 _MIN_PARALLEL = 1_000_000  # characters; with fewer, starting processes takes longer than coding the notes
@@ -47,6 +48,7 @@ class Lexicon:
     terms: Terms | None = field(repr=False)  # of ICD-10-CM; None: not used
     policy: ContextPolicy
     scorer: TrainedScorer | None = field(default=None, repr=False)
+    siblings: SiblingChooser | None = field(default=None, repr=False)  # chooses between the codes of a category
     _cache: dict[str, tuple[NoteMentions, MentionScores]] = field(default_factory=dict, repr=False)
 
     kind = "lexicon"
@@ -155,7 +157,7 @@ class Lexicon:
         return spans
 
     def save(self, folder: Path) -> None:
-        """Writes model.json and, after training, model.safetensors."""
+        """Writes model.json and, after training, model.safetensors and siblings.json."""
         described = {
             "recipe": self.recipe.model_dump(mode="json"),
             "adapted": self.scorer.to_json() if self.scorer else None,
@@ -164,6 +166,8 @@ class Lexicon:
         if self.scorer:
             arrays = {name: np.ascontiguousarray(value) for name, value in self.scorer.arrays().items()}
             save_file(arrays, folder / "model.safetensors")
+        if self.siblings:
+            self.siblings.save(folder)
 
     @classmethod
     def load(cls, folder: Path) -> Lexicon:
@@ -171,7 +175,7 @@ class Lexicon:
         recipe = LexiconRecipe.model_validate(stored["recipe"])
         state = stored["adapted"]
         scorer = TrainedScorer.from_stored(load_file(folder / "model.safetensors"), state) if state else None
-        return cls.build(recipe, scorer)
+        return replace(cls.build(recipe, scorer), siblings=SiblingChooser.load(folder))
 
 
 @lru_cache(maxsize=1)
@@ -191,7 +195,8 @@ def day_one(recipe: LexiconRecipe | None = None) -> Bundle:
     threshold = recipe.decision.threshold
     decision = Decision(threshold if isinstance(threshold, float) else DAY_ONE_THRESHOLD)
     provenance = {"package": f"nosology {__version__}", "trained_on": [], "corpora": [], "tuned_on": None}
-    return Bundle(Lexicon.build(recipe), decision, recipe.model_dump(mode="json"), provenance)
+    lexicon = replace(Lexicon.build(recipe), siblings=SiblingChooser.load(DAY_ONE))
+    return Bundle(lexicon, decision, recipe.model_dump(mode="json"), provenance)
 
 
 def _check_untrained(recipe: LexiconRecipe) -> None:

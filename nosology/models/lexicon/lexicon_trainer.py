@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from scipy import sparse
@@ -26,6 +27,7 @@ from nosology.models.lexicon.cross_validation import CrossValidation, MentionExa
 from nosology.models.lexicon.learned_phrases import is_separate
 from nosology.models.lexicon.lexicon_model import Lexicon
 from nosology.models.lexicon.lexicon_settings import CORPUS, CodeSetSettings, ContextSettings, LexiconRecipe
+from nosology.models.lexicon.lexicon_siblings import train_chooser
 from nosology.models.lexicon.mention_features import code_table
 from nosology.models.lexicon.scorers import TrainedScorer
 from nosology.models.train import CoderTrainer, TrainedCoder
@@ -72,7 +74,10 @@ class LexiconTrainer(CoderTrainer[LexiconRecipe]):
             "folds": recipe.learn.folds,
             "edition": recipe.codes.model_dump(mode="json", include={"release", "seventh"}),
         }
-        return TrainedCoder(Lexicon.build(recipe, scorer), Decision(threshold), report)
+        lexicon = Lexicon.build(recipe, scorer)
+        siblings, accuracy = train_chooser(lexicon, validation, examples, mention_scores, scored_codes.scores)
+        report["siblings"] = accuracy
+        return TrainedCoder(replace(lexicon, siblings=siblings), Decision(threshold), report)
 
 
 def _check(recipe: LexiconRecipe) -> None:

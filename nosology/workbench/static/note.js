@@ -124,9 +124,9 @@ function openBook(key, instead = "") {
   turn(`/codes/${system}/${encodeURIComponent(code)}`, instead);
   if (!book.open) book.showModal();
 }
-/** Shows a page of the code book, with the code set of the encounter's date. */
+/** Shows a page of the code book, with the code set of the encounter's date; for a change, siblings that fit stand first. */
 async function turn(path, instead) {
-  const query = new URLSearchParams({ instead_of: instead, day: panel().dataset.day });
+  const query = new URLSearchParams({ instead_of: instead, day: panel().dataset.day, ...(instead && { note: panel().dataset.note }) });
   await htmx.ajax("GET", `${path}?${query}`, { target: "#book-page", swap: "innerHTML" });
   if (!book.querySelector("h2")) return book.close(); // there is no such page, as a message says
   (book.querySelector(".offer") ?? book.querySelector(".acts button") ?? book.querySelector("a"))?.focus();

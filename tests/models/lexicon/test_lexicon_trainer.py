@@ -12,6 +12,7 @@ from nosology.models.lexicon.cross_validation import CrossValidation, note_folds
 from nosology.models.lexicon.mention_features import code_table
 from nosology.models.lexicon.scorers import TrainedScorer
 from nosology.models.lexicon.trees import Trees
+from nosology.models.siblings.sibling_verifier import SiblingVerifier
 from nosology.models.train import train
 from tests.conftest import as_notes
 
@@ -112,6 +113,19 @@ def test_loaded_bundle_returns_the_same_probabilities(bundle, tmp_path):
         again.model.probabilities(as_notes(texts)), coder.model.probabilities(as_notes(texts))
     )
     np.testing.assert_array_equal(again.model.train_counts, coder.model.train_counts)
+    assert again.model.siblings.counts == coder.model.siblings.counts
+    np.testing.assert_allclose(again.model.siblings.verifier.named, coder.model.siblings.verifier.named, atol=1e-5)
+
+
+def test_the_verifier_of_siblings_learns_from_the_train_notes(with_evidence):
+    coder, _ = with_evidence
+    found, siblings = coder.provenance["found"]["siblings"], coder.model.siblings
+    assert found["questions"] > 50 and found["verifier"] >= found["lexicon"] - 0.02
+    assert not np.allclose(siblings.verifier.named, SiblingVerifier.shipped().named)
+    text = "Has purple wobbles. Seen today."
+    scores = coder.model.analyse(text)[1].codes
+    choice = siblings.choose(text, CODES["purple wobbles"], [(4, 18)], scores)
+    assert choice.best == CODES["purple wobbles"] and not choice.abstains
 
 
 def test_learns_whether_negated_mentions_are_coded(tmp_path, with_evidence):

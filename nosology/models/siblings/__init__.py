@@ -1,0 +1,1 @@
+"""The choice between sibling codes: codes of one category, or of one parent."""
