@@ -35,7 +35,8 @@ from nosology.models.train import train
 
 RESULT = Path(__file__).parents[1] / "results" / "quality_active_learning.json"
 SHARES = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4)
-LINEAR = ["fit.c=[1.0]", "fit.max_features=[1000]"]  # one setting: to compare several takes most of the time
+# One setting, and codes of two notes or more: comparing settings and fitting codes of one note takes most of the time.
+LINEAR = ["fit.c=[1.0]", "fit.max_features=[1000]", "labels.min_notes=2"]
 SITE, FREQUENT, POOL, HELD = "harbor", 50, 480, 400
 PARTS = {
     "uncertainty": SelectionWeights(uncertainty=1, rare_codes=0, diversity=0),
