@@ -1,10 +1,11 @@
 """Notes saved by active learning: python benchmarks/quality/active_learning.py [--codiesp FOLDER] [--seeds 3]
 
 A coder starts from a random eighth of the train notes. In rounds, notes are added up to 1/4, 3/8, 1/2 and 3/4 of them:
-at random, the longest ones, or those that `nosology corpus select` chooses with the coder of the round before. After
-each round a coder is trained from scratch and measured on held-out notes: micro F1. Threshold and calibration come from
-a part of the notes it was trained on. `words` and `codes` are the shares of all words and codes of the train notes that
-were reviewed: long notes cost more. Each seed has its own start, which all strategies share.
+at random, the longest ones, or those that `nosology corpus select` chooses with the coder of the round before ("by
+words": with `--cost words`). After each round a coder is trained from scratch and measured on held-out notes: micro F1.
+Threshold and calibration come from a part of the notes it was trained on. `words` and `codes` are the shares of all
+words and codes of the train notes that were reviewed: long notes cost more. Each seed has its own start, which all
+strategies share. A run adds its strategies to those in the result file.
 
 The simulated hospital: notes of one site and its 50 most frequent codes, held-out patients. CodiEsp
 (FOLDER/codiesp_en_train.jsonl and codiesp_en_dev.jsonl): all diagnoses, measured on dev.
@@ -38,12 +39,14 @@ SHARES = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4)
 # One setting, and codes of two notes or more: comparing settings and fitting codes of one note takes most of the time.
 LINEAR = ["fit.c=[1.0]", "fit.max_features=[1000]", "labels.min_notes=2"]
 SITE, FREQUENT, POOL, HELD = "harbor", 50, 480, 400
-PARTS = {
+WEIGHTS = {
+    "selected": SelectionWeights(),
+    "by words": SelectionWeights(words=0.5),
     "uncertainty": SelectionWeights(uncertainty=1, rare_codes=0, diversity=0),
     "rare codes": SelectionWeights(uncertainty=0, rare_codes=1, diversity=0),
     "diversity": SelectionWeights(uncertainty=0, rare_codes=0, diversity=1),
 }
-STRATEGIES = ("random", "selected", "longest", *PARTS)
+STRATEGIES = ("random", "longest", *WEIGHTS)
 
 
 def fit(notes: Sequence[Note], recipe: str) -> Bundle:
@@ -75,7 +78,7 @@ def add_notes(strategy: str, bundle: Bundle, pool: Sequence[Note], done: list[in
         return sorted(rest, key=lambda place: -len(pool[place].text))[:count]
     place = {pool[i].id: i for i in rest}
     reviewed = [pool[i] for i in done]
-    chosen = select_notes(bundle.model, [pool[i] for i in rest], count, reviewed=reviewed, weights=PARTS.get(strategy))
+    chosen = select_notes(bundle.model, [pool[i] for i in rest], count, reviewed=reviewed, weights=WEIGHTS[strategy])
     return [place[item.id] for item in chosen]
 
 
@@ -152,6 +155,7 @@ def main() -> None:
     result = curves(pool, held, arguments.strategies, arguments.seeds, arguments.recipe)
     show(title, result)
     known = read_json(arguments.out) if arguments.out.exists() else {}
+    result["strategies"] = known.get(title, {}).get("strategies", {}) | result["strategies"]
     write_json(arguments.out, known | {title: result})
     print(f"CPU seconds {time.process_time():.0f}")
 

@@ -276,12 +276,23 @@ def select(
     reviewed: Annotated[
         list[Path] | None, typer.Option(metavar="DIR", help="Corpus of notes that are reviewed; may be repeated.")
     ] = None,
+    cost: Annotated[
+        str, typer.Option(metavar="notes|words", help="What review costs; words: prefer shorter notes.")
+    ] = "notes",
 ) -> None:
     """Select the notes whose review teaches a coder most: uncertain ones, with rare codes and new words."""
     from nosology.corpora.corpus import Corpus, check_corpus_folder
     from nosology.models.bundle import Bundle
-    from nosology.models.note_selection import select_notes, write_selected_corpus, write_selection
+    from nosology.models.note_selection import (
+        COSTS,
+        SelectionWeights,
+        select_notes,
+        write_selected_corpus,
+        write_selection,
+    )
 
+    if cost not in COSTS:
+        raise ConfigError(f"--cost must be one of {', '.join(COSTS)}; got {cost!r}")
     is_table = out.suffix.lower() == ".csv"
     check_parent_folder(out) if is_table else check_corpus_folder(out)
     source, known = Corpus.open(corpus), [Corpus.open(folder) for folder in reviewed or ()]
@@ -292,6 +303,7 @@ def select(
         progress(candidates, "scoring notes", total=sum(note.id not in done for note in source.notes(text=False))),
         notes,
         reviewed=(note for other in known for note in other.notes()),
+        weights=SelectionWeights(words=COSTS[cost]),
     )
     if is_table:
         write_selection(chosen, out)

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from pydantic import Field
 
 from nosology.core import ConfigError, DataError, Note
 from nosology.core.files import atomic_file
@@ -32,17 +33,21 @@ from nosology.text.tokens import words_of
 MIN_PROBABILITY = 0.01  # less probable codes count only for the uncertainty
 
 
+COSTS = {"notes": 0.0, "words": 0.5}  # what the review of a note costs -> `SelectionWeights.words`
+
+
 class SelectionWeights(Settings):
-    """How much each score counts."""
+    """How much each score counts, and what a note costs."""
 
     uncertainty: float = 1.0
     rare_codes: float = 1.0
     diversity: float = 0.3
+    words: float = Field(0.0, ge=0, le=1)  # scores are divided by this power of the number of words of a note
 
 
 @dataclass(frozen=True, slots=True)
 class SelectedNote:
-    """A chosen note, its scores when it was chosen, and their weighted sum; 1 is the mean of all candidates."""
+    """A chosen note, its scores when it was chosen (1 is the mean of all candidates), and their weighted mean."""
 
     id: str
     score: float
@@ -53,13 +58,14 @@ class SelectedNote:
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """What is kept of a note: columns and probabilities of its likely codes, and its distinct words as numbers."""
+    """What is kept of a note: columns and probabilities of its likely codes, its distinct words and its length."""
 
     id: str
     entropy: float
     codes: np.ndarray
     probabilities: np.ndarray
     words: np.ndarray
+    length: int
 
 
 def select_notes(
@@ -79,7 +85,7 @@ def select_notes(
         raise ConfigError(f"the number of notes must be at least 1; got {count}")
     numbers: defaultdict[str, int] = defaultdict()
     numbers.default_factory = numbers.__len__
-    known = [_word_numbers(note.text, numbers) for note in reviewed]
+    known = [_word_numbers(words_of(note.text), numbers) for note in reviewed]
     candidates = _candidates(model, notes, numbers)
     if not candidates:
         raise DataError("there is no note to select")
@@ -89,17 +95,19 @@ def select_notes(
     return _Selection(candidates, model.train_counts, seen, weights or SelectionWeights()).choose(count)
 
 
-def _word_numbers(text: str, numbers: defaultdict[str, int]) -> np.ndarray:
-    return np.fromiter({numbers[word] for word in words_of(text)}, dtype=np.int32)
+def _word_numbers(words: Iterable[str], numbers: defaultdict[str, int]) -> np.ndarray:
+    """The numbers of the distinct words, ascending; new words get the next ones."""
+    return np.sort(np.fromiter({numbers[word] for word in words}, dtype=np.int32))
 
 
 def _candidates(model: Model, notes: Iterable[Note], numbers: defaultdict[str, int]) -> list[_Candidate]:
     """What is kept of the candidates, in order."""
-    read: list[tuple[str, np.ndarray]] = []
+    read: list[tuple[str, np.ndarray, int]] = []
 
     def reading() -> Iterable[Note]:
         for note in notes:
-            read.append((note.id, np.sort(_word_numbers(note.text, numbers))))
+            words = words_of(note.text)
+            read.append((note.id, _word_numbers(words, numbers), len(words)))
             yield note
 
     scored: list[tuple[float, np.ndarray, np.ndarray]] = []
@@ -107,7 +115,7 @@ def _candidates(model: Model, notes: Iterable[Note], numbers: defaultdict[str, i
         for row in block:
             columns = np.flatnonzero(row >= MIN_PROBABILITY)
             scored.append((entropy(row), columns.astype(np.int32), row[columns].astype(np.float64)))
-    return [_Candidate(name, *found, words) for (name, words), found in zip(read, scored, strict=True)]
+    return [_Candidate(name, *found, *words) for (name, *words), found in zip(read, scored, strict=True)]
 
 
 def entropy(probabilities: np.ndarray) -> float:
@@ -127,6 +135,7 @@ class _Selection:
         scores = np.array([self._scores(item) for item in candidates])
         means = scores.mean(axis=0)
         self._scale = np.where(means > 0, means, 1.0)
+        self._mean_length = max(1.0, float(np.mean([item.length for item in candidates])))
 
     def _scores(self, item: _Candidate) -> tuple[float, float, float]:
         rare = float((item.probabilities / (1 + self._trained[item.codes])).sum())
@@ -137,6 +146,7 @@ class _Selection:
         uncertainty, rare, diversity = (np.array(self._scores(item)) / self._scale).tolist()
         total = weights.uncertainty * uncertainty + weights.rare_codes * rare + weights.diversity * diversity
         total /= max(weights.uncertainty + weights.rare_codes + weights.diversity, 1e-9)
+        total /= (max(1, item.length) / self._mean_length) ** weights.words
         return SelectedNote(item.id, total, uncertainty, rare, diversity)
 
     def choose(self, count: int) -> list[SelectedNote]:

@@ -63,6 +63,13 @@ def test_the_second_of_two_equal_notes_waits():
     assert ids(model, notes, 3, weights=ONLY["diversity"]) == ["a", "b", "again"]
 
 
+def test_where_words_cost_the_shorter_of_two_notes_is_first():
+    notes = [Note("long", "fever " * 100), Note("short", "fever " * 10)]
+    model = TableModel({"long": [0.5], "short": [0.48]}, [1])
+    assert ids(model, notes, 1) == ["long"]
+    assert ids(model, notes, 1, weights=SelectionWeights(words=0.5)) == ["short"]
+
+
 def test_entropy_in_bits():
     assert entropy(np.array([0.5, 0.5, 0.0, 1.0])) == pytest.approx(2.0)
 
