@@ -120,6 +120,28 @@ def show(title: str, result: dict[str, Any]) -> None:
             print(f"  {name:12} {what:9}", "  ".join(f"{m:.3f} ± {s:.3f}" for m, s in zip(means, sd)))
 
 
+def plot(results: dict[str, Any], path: Path) -> None:
+    """Draws the means over seeds against the shares of notes (left) and of words (right), one row per corpus."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(len(results), 2, figsize=(9, 3.4 * len(results)), squeeze=False, sharey="row")
+    for (title, result), (left, right) in zip(results.items(), axes):
+        for name, row in result["strategies"].items():
+            scores = np.mean(row["micro_f1"], axis=0)
+            left.plot(result["shares"], scores, marker="o", label=name)
+            right.plot(np.mean(row["words"], axis=0), scores, marker="o", label=name)
+        for axis, what in ((left, "notes"), (right, "words")):
+            axis.axhline(result["all"], color="grey", linestyle="--", linewidth=1, label="all notes")
+            axis.set(xlabel=f"share of {what} reviewed", title=title)
+        left.set_ylabel("micro F1")
+        left.legend(frameon=False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=100)
+
+
 def hospital() -> tuple[list[Note], list[Note]]:
     """Train notes and held-out notes of one site of the simulated hospital, with its frequent codes."""
     notes = [note for note in simulate_notes(2_500, 0, years=(2016, 2019)) if note.site == SITE and note.codes]
@@ -156,7 +178,8 @@ def main() -> None:
     show(title, result)
     known = read_json(arguments.out) if arguments.out.exists() else {}
     result["strategies"] = known.get(title, {}).get("strategies", {}) | result["strategies"]
-    write_json(arguments.out, known | {title: result})
+    write_json(arguments.out, known := known | {title: result})
+    plot(known, arguments.out.with_suffix(".png"))
     print(f"CPU seconds {time.process_time():.0f}")
 
 

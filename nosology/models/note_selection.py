@@ -115,7 +115,7 @@ def _candidates(model: Model, notes: Iterable[Note], numbers: defaultdict[str, i
         for row in block:
             columns = np.flatnonzero(row >= MIN_PROBABILITY)
             scored.append((entropy(row), columns.astype(np.int32), row[columns].astype(np.float64)))
-    return [_Candidate(name, *found, *words) for (name, *words), found in zip(read, scored, strict=True)]
+    return [_Candidate(name, *found, words, length) for (name, words, length), found in zip(read, scored, strict=True)]
 
 
 def entropy(probabilities: np.ndarray) -> float:
