@@ -131,8 +131,9 @@ def plot(results: dict[str, Any], path: Path) -> None:
     for (title, result), (left, right) in zip(results.items(), axes):
         for name, row in result["strategies"].items():
             scores = np.mean(row["micro_f1"], axis=0)
-            left.plot(result["shares"], scores, marker="o", label=name)
-            right.plot(np.mean(row["words"], axis=0), scores, marker="o", label=name)
+            style = {"marker": "o", "label": name, "color": f"C{STRATEGIES.index(name)}"}
+            left.plot(result["shares"], scores, **style)
+            right.plot(np.mean(row["words"], axis=0), scores, **style)
         for axis, what in ((left, "notes"), (right, "words")):
             axis.axhline(result["all"], color="grey", linestyle="--", linewidth=1, label="all notes")
             axis.set(xlabel=f"share of {what} reviewed", title=title)
