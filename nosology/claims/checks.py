@@ -212,14 +212,20 @@ def _check_specificity(code: Code, codes: CodeTable) -> Iterator[CodeIssue]:
         below = [line for line in codes.descendants(code.code) if codes.billable(line)]
         message = f"{code.code} cannot be billed: it is divided into {len(below)} codes"
         yield CodeIssue("error", "not_billable", code, message, _alternatives(code.system, below))
-    elif code.code in codes and _UNSPECIFIED.search(codes.description(code.code)):
-        parent = codes.parent(code.code)
-        siblings = [line for line in codes.children(parent) if line != code.code] if parent else []
-        specific = [line for line in siblings if not _UNSPECIFIED.search(codes.description(line))]
+    elif code.code in codes:
+        specific = specific_siblings(codes, code.code)
         if specific and not side_variants(codes, code.code):
             message = f"{code.code} is unspecific: {codes.description(code.code)}"
-            below = [leaf for line in specific for leaf in (line, *codes.descendants(line)) if codes.billable(leaf)]
-            yield CodeIssue("hint", "unspecific", code, message, _alternatives(code.system, list(dict.fromkeys(below))))
+            yield CodeIssue("hint", "unspecific", code, message, _alternatives(code.system, specific))
+
+
+def specific_siblings(codes: CodeTable, code: str) -> list[str]:
+    """The billable codes below the same parent that an unspecified code leaves open; none if it is specific."""
+    parent = codes.parent(code) if _UNSPECIFIED.search(codes.description(code)) else None
+    siblings = [line for line in codes.children(parent) if line != code] if parent else []
+    specific = [line for line in siblings if not _UNSPECIFIED.search(codes.description(line))]
+    below = [leaf for line in specific for leaf in (line, *codes.descendants(line)) if codes.billable(leaf)]
+    return list(dict.fromkeys(below))
 
 
 def _alternatives(system: str, lines: Sequence[str]) -> tuple[Code, ...]:

@@ -65,8 +65,18 @@ class Claim:
     @property
     def groups(self) -> PaymentGroups | None:
         """DRG, CC and MCC of an inpatient, HCC and risk score; None without sex, age or the packages that group."""
-        groups = payment_groups(_assigned((*self.codes, *self.procedures)), _checked_fields(self.encounter))
+        groups = payment_groups(self.assigned, self.checked_fields)
         return None if groups == PaymentGroups() else groups
+
+    @property
+    def assigned(self) -> AssignedCodes:
+        """The codes and procedures in the form that checks and groupers read."""
+        return _assigned((*self.codes, *self.procedures))
+
+    @property
+    def checked_fields(self) -> dict[str, Any]:
+        """The fields of the encounter that checks and groupers read."""
+        return _checked_fields(self.encounter)
 
     def to_json(self) -> dict[str, Any]:
         """The claim as one JSON object; evidence has offsets and words of the note."""

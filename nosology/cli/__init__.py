@@ -21,6 +21,7 @@ from nosology.cli.command_group import CommandGroup, is_unicode
 from nosology.cli.data_commands import embed, simulate
 from nosology.cli.evaluation_commands import compare, evaluate, probe
 from nosology.cli.explain import explain
+from nosology.cli.gaps_command import gaps
 from nosology.cli.reproduce import REMOVED, removed, reproduce
 from nosology.cli.serve import serve
 from nosology.core import NosologyError, __version__
@@ -56,6 +57,7 @@ app.command()(evaluate)
 app.command()(code)
 app.command()(claim)
 app.command()(audit)
+app.command()(gaps)
 app.command()(compare)
 app.command()(reproduce)
 app.command()(explain)

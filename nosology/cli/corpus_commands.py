@@ -1,4 +1,4 @@
-"""nosology corpus: prepare, describe, split and audit corpora."""
+"""nosology corpus: prepare, describe, split and audit corpora, and select notes for review."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import typer
 
 from nosology.cli.command_group import CommandGroup, printable, refuse_unused
 from nosology.core import ConfigError, DataError, Note
+from nosology.core.files import check_parent_folder
+from nosology.core.progress import progress
 
 if TYPE_CHECKING:
     from nosology.corpora.audit import Audit
@@ -23,7 +25,7 @@ LEAK = 3  # exit code; 1 is an error, 2 a wrong command line
 Similarity = Annotated[float, typer.Option(help="Notes are near-duplicates from this Jaccard similarity on.")]
 CorpusFolder = Annotated[Path, typer.Argument(metavar="DIR", help="A corpus folder.")]
 
-app = CommandGroup("Write corpus folders from datasets, split, audit and describe them.")
+app = CommandGroup("Write corpus folders from datasets, split, audit and describe them; select notes for review.")
 
 
 @app.command()
@@ -261,6 +263,53 @@ def _print_audit(result: Audit) -> None:
         if finding.count and finding.examples:
             more = " ..." if finding.count > len(finding.examples) else ""
             typer.echo(f"{'':8}   {printable(', '.join(finding.examples))}{more}")
+
+
+@app.command()
+def select(
+    corpus: Annotated[Path, typer.Option(metavar="DIR", help="A corpus folder with notes that are not reviewed yet.")],
+    coder: Annotated[Path, typer.Option(metavar="BUNDLE", help="The bundle folder of the coder to be improved.")],
+    notes: Annotated[int, typer.Option(min=1, help="How many notes to select.")],
+    out: Annotated[
+        Path, typer.Option(metavar="FILE|DIR", help="A .csv file of ids and scores, or a corpus folder of the notes.")
+    ],
+    reviewed: Annotated[
+        list[Path] | None, typer.Option(metavar="DIR", help="Corpus of notes that are reviewed; may be repeated.")
+    ] = None,
+    cost: Annotated[
+        str, typer.Option(metavar="notes|words", help="What review costs; words: prefer shorter notes.")
+    ] = "notes",
+) -> None:
+    """Select the notes whose review teaches a coder most: uncertain ones, with rare codes and new words."""
+    from nosology.corpora.corpus import Corpus, check_corpus_folder
+    from nosology.models.bundle import Bundle
+    from nosology.models.note_selection import (
+        COSTS,
+        SelectionWeights,
+        select_notes,
+        write_selected_corpus,
+        write_selection,
+    )
+
+    if cost not in COSTS:
+        raise ConfigError(f"--cost must be one of {', '.join(COSTS)}; got {cost!r}")
+    is_table = out.suffix.lower() == ".csv"
+    check_parent_folder(out) if is_table else check_corpus_folder(out)
+    source, known = Corpus.open(corpus), [Corpus.open(folder) for folder in reviewed or ()]
+    done = {note.id for other in known for note in other.notes(text=False)}
+    candidates = (note for note in source.notes() if note.id not in done)
+    chosen = select_notes(
+        Bundle.load(coder).model,
+        progress(candidates, "scoring notes", total=sum(note.id not in done for note in source.notes(text=False))),
+        notes,
+        reviewed=(note for other in known for note in other.notes()),
+        weights=SelectionWeights(words=COSTS[cost]),
+    )
+    if is_table:
+        write_selection(chosen, out)
+    else:
+        write_selected_corpus(chosen, source, out)
+    typer.echo(f"{len(chosen):,} of {len(source):,} notes: {out}")
 
 
 def _parse_ratios(text: str) -> list[float]:

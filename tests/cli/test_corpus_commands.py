@@ -5,6 +5,7 @@ from typer.testing import CliRunner
 
 from nosology.cli.corpus_commands import app
 from nosology.core import ConfigError, DataError, OutputError
+from nosology.corpora.corpus import Corpus
 from nosology.corpora.prepare import KINDS
 
 
@@ -73,3 +74,22 @@ def test_prepare_says_what_left_no_note(tmp_path):
 def test_all_four_commands_exist():
     shown = run("--help").stdout
     assert all(verb in shown for verb in ("prepare", "stats", "split", "audit"))
+
+
+def test_select_leaves_out_reviewed_notes_and_writes_a_table_or_a_corpus(notes, tmp_path):
+    notes.write_text(
+        "id,text,codes\n" + "".join(f"{i},heart failure number {i} in bed {i % 3},I50.9;I10\n" for i in range(8))
+    )
+    run("prepare", "table", notes, "--out", tmp_path / "c", "--system", "icd10cm")
+    notes.write_text("id,text\n1,heart failure number 1 in bed 1\n")
+    run("prepare", "table", notes, "--out", tmp_path / "done")
+    options = ["--corpus", tmp_path / "c", "--coder", "day-one", "--notes", 3, "--reviewed", tmp_path / "done"]
+    result = run("select", *options, "--out", tmp_path / "chosen.csv")
+    assert result.exit_code == 0 and "3 of 8 notes" in result.stdout
+    rows = (tmp_path / "chosen.csv").read_text("utf-8").splitlines()
+    chosen = [row.split(",")[1] for row in rows[1:]]
+    assert len(set(chosen)) == 3 and "1" not in chosen
+    assert run("select", *options, "--out", tmp_path / "s").exit_code == 0
+    assert [note.id for note in Corpus.open(tmp_path / "s").notes()] == chosen
+    with pytest.raises(DataError, match="no note to select"):
+        run("select", *options, "--reviewed", tmp_path / "c", "--out", tmp_path / "none.csv")

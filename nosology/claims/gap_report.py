@@ -1,0 +1,150 @@
+"""The report of documentation gaps: ranked.csv, encounters.csv, gaps.json and index.html, for its owner only."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from nosology.claims.documentation_gaps import KINDS
+from nosology.claims.gap_ranking import EffectRange, EncounterGap, RankedGap, likely_change
+from nosology.core.files import atomic_folder, write_json
+
+MARKER = "gaps.json"
+FILES = ("ranked.csv", "encounters.csv", "index.html")
+MAX_ROWS = 500  # of each table of the page; the other files have all of them
+_RANKED = ("rank", "specialty", "kind", "subject", "title", "encounters", "drg_can_change", "drg_likely")
+_RANKED += ("weight_low", "weight_likely", "weight_high", "risk_low", "risk_likely", "risk_high")
+_ENCOUNTERS = ("id", "specialty", "kind", "subject", "code", "question", "evidence", "start", "end", "drg")
+_ENCOUNTERS += ("answers", "drg_answers", "weight_likely", "risk_likely")
+
+
+def write_gap_report(
+    folder: str | Path,
+    ranked: Sequence[RankedGap],
+    found: Sequence[EncounterGap],
+    frequency: Mapping[str, int],
+    summary: Mapping[str, Any],
+) -> None:
+    """Writes the report to a folder; only its owner can read it, because it has words of notes."""
+    with atomic_folder(folder, marker=MARKER, files=FILES) as temporary:
+        temporary.chmod(0o700)
+        rows = ([number, *_ranked_row(item)] for number, item in enumerate(ranked, 1))
+        _write_csv(temporary / "ranked.csv", _RANKED, rows)
+        _write_csv(temporary / "encounters.csv", _ENCOUNTERS, (_encounter_row(item, frequency) for item in found))
+        (temporary / "index.html").write_text(gap_page(ranked, found, summary), encoding="utf-8")
+        write_json(temporary / MARKER, {**summary, "ranked": [item.to_json() for item in ranked]})
+
+
+def _ranked_row(item: RankedGap) -> list[Any]:
+    cells: list[Any] = [item.specialty, item.kind, item.subject, item.title, item.encounters]
+    cells += [item.drg_can_change, item.drg_likely]
+    for effect in (item.weight, item.risk):
+        cells += [effect.low, effect.likely, effect.high] if effect.encounters else ["", "", ""]
+    return cells
+
+
+def _encounter_row(item: EncounterGap, frequency: Mapping[str, int]) -> list[Any]:
+    gap = item.gap
+    changes = (likely_change(gap, name, frequency) for name in ("weight", "risk"))
+    return [
+        item.id,
+        item.specialty,
+        gap.kind,
+        gap.subject,
+        gap.code,
+        gap.question,
+        " | ".join(item.words),
+        " ".join(str(span.start) for span in gap.evidence),
+        " ".join(str(span.end) for span in gap.evidence),
+        gap.drg,
+        " ".join(answer.code for answer in gap.answers),
+        " ".join(str(drg) for drg in sorted({answer.drg for answer in gap.answers if answer.drg is not None})),
+        *("" if change is None else round(change, 4) for change in changes),
+    ]
+
+
+def _write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows([_as_text(cell) for cell in row] for row in rows)
+
+
+def _as_text(cell: Any) -> Any:
+    """The cell in a form that a spreadsheet does not read as a formula."""
+    return f"'{cell}" if isinstance(cell, str) and cell[:1] in ("=", "+", "-", "@", "\t", "\r") else cell
+
+
+def gap_page(ranked: Sequence[RankedGap], found: Sequence[EncounterGap], summary: Mapping[str, Any]) -> str:
+    """index.html: one page without scripts or outside files."""
+    tiles = (
+        ("encounters", summary["encounters"]),
+        ("encounters with gaps", len({item.id for item in found})),
+        ("gaps", len(found)),
+        ("encounters whose DRG an answer can change", len({it.id for it in found if it.gap.can_change_drg})),
+    )
+    shown = "".join(f'<div class="tile"><b>{number:,}</b><span>{name}</span></div>' for name, number in tiles)
+    body = [f'<div class="tiles">{shown}</div>', _specialties(summary["specialties"])]
+    body += [_ranked(ranked), _encounters(found)]
+    template = Template(files("nosology.evaluation").joinpath("report.html").read_text(encoding="utf-8"))
+    line = f"{summary['encounters']:,} encounters. Confidential: words of notes."
+    return template.substitute(title="Documentation gaps", summary=escape(line), body="\n".join(body))
+
+
+def _section(title: str, note: str, heads: Sequence[str], rows: Iterable[str]) -> str:
+    head = "".join(f"<th>{escape(name)}</th>" for name in heads)
+    table = f'<div class="scroll"><table><tr>{head}</tr>{"".join(rows)}</table></div>'
+    return f'<section><h2>{title}</h2><p class="note">{escape(note)}</p>{table}</section>'
+
+
+def _row(cells: Iterable[Any]) -> str:
+    return f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in cells)}</tr>"
+
+
+def _specialties(specialties: Mapping[str, Mapping[str, int]]) -> str:
+    rows = (
+        _row((name, counts["encounters"], counts["with_gaps"], *(counts.get(kind, 0) for kind in KINDS)))
+        for name, counts in specialties.items()
+    )
+    return _section("Specialties", "", ("specialty", "encounters", "with gaps", *KINDS), rows)
+
+
+def _ranked(ranked: Sequence[RankedGap]) -> str:
+    note = (
+        "Changes are sums over encounters if every question is answered with a code: the likely change, in brackets "
+        "the least and the greatest. Likely is the mean over the possible codes by how often the claims of these notes "
+        "have them; each answer of a query counts once more. That a detail cannot be determined changes nothing."
+    )
+    heads = ("", "specialty", "what is missing", "kind", "encounters", "DRG can change", "likely")
+    heads += ("DRG weight", "HCC risk score")
+    rows = (_ranked_cells(number, item) for number, item in enumerate(ranked[:MAX_ROWS], 1))
+    return _section("Ranked list", note + _more("ranked.csv", len(ranked)), heads, rows)
+
+
+def _ranked_cells(number: int, item: RankedGap) -> str:
+    counts = (item.encounters, item.drg_can_change, f"{item.drg_likely:.1f}")
+    return _row((number, item.specialty, item.title, item.kind, *counts, _of(item.weight), _of(item.risk)))
+
+
+def _of(effect: EffectRange) -> str:
+    if not effect.encounters:
+        return "not known"
+    return f"{effect.likely:+.3f} ({effect.low:+.3f} to {effect.high:+.3f})"
+
+
+def _encounters(found: Sequence[EncounterGap]) -> str:
+    rows = (
+        _row((it.id, it.specialty, it.gap.code, it.gap.question or it.gap.title, ", ".join(f"“{w}”" for w in it.words)))
+        for it in found[:MAX_ROWS]
+    )
+    heads = ("encounter", "specialty", "code", "question", "text")
+    return _section("Encounters", "In the order of the notes." + _more("encounters.csv", len(found)), heads, rows)
+
+
+def _more(name: str, total: int) -> str:
+    return f" The first {MAX_ROWS} of {total:,}; {name} has all." if total > MAX_ROWS else ""
