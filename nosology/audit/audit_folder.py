@@ -22,7 +22,7 @@ from nosology.core.files import atomic_file, check_results_folder, output_errors
 
 FINDINGS, SETTINGS = "findings.jsonl", "audit.json"
 COLUMNS = ("id", "coder", "kind", "system", "code", "instead", "confidence", "reason", "rule", "evidence")
-COLUMNS += ("start", "end", "looked_for", "drg", "drg_after", "weight", "risk", "hcc_added", "hcc_dropped")
+COLUMNS += ("document", "start", "end", "looked_for", "drg", "drg_after", "weight", "risk", "hcc_added", "hcc_dropped")
 
 
 class AuditFolder:
@@ -126,11 +126,17 @@ def _rows(record: Mapping[str, Any]) -> Iterator[list[Any]]:
             record["coder"],
             *(item[name] for name in COLUMNS[2:9]),
             " | ".join(" ".join(span["text"].split()) for span in spans),
+            " ".join(dict.fromkeys(_document(record, span["start"]) for span in spans)),
             *(" ".join(str(span[name]) for span in spans) for name in ("start", "end")),
             " | ".join(item["looked_for"]),
             *(effect.get(name) for name in ("drg", "drg_after", "weight", "risk")),
             *(" ".join(effect.get(name, ())) for name in ("added", "dropped")),
         ]
+
+
+def _document(record: Mapping[str, Any], start: int) -> str:
+    """The id of the document with a character; "" if the encounter has one text."""
+    return next((it["id"] for it in reversed(record.get("documents", ())) if it["start"] <= start), "")
 
 
 def _escaped(row: list[Any]) -> list[Any]:

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 from html.parser import HTMLParser
 from typing import Any
 
+from nosology.claims.encounter_values import DISPOSITIONS, iso_date, years_between
 from nosology.core import DataError, Note
 from nosology.corpora.text_files import decode, note_text
 from nosology.corpora.validation import RecordValidator
-from nosology.workbench.encounter_data import DISPOSITIONS, iso_date, years_between
 
 _SETTINGS = {  # codes of Encounter.class (v3-ActCode); observation is outpatient care (guideline IV.A.2)
     **dict.fromkeys(("IMP", "ACUTE", "NONAC", "SS"), "inpatient"),
