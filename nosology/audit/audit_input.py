@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from nosology.audit.auditor import BilledEncounter
-from nosology.audit.billed_codes import Bill, read_billed_codes
+from nosology.audit.billed_codes import Bill, Bills, read_billed_codes
+from nosology.audit.claims_837 import is_837, read_claims_837
+from nosology.audit.fhir_claims import read_fhir_claims, read_fhir_file, read_fhir_notes
 from nosology.claims.encounter_values import merge_fields
-from nosology.core import DataError, Note
+from nosology.core import ConfigError, DataError, Note
 from nosology.corpora.notes_file import read_notes
 from nosology.text.borders import documents_of, join_documents
-
-
-@dataclass(frozen=True)
-class Bills:
-    """The bill of each encounter by id, and the number of further bills of the same encounters."""
-
-    by_id: dict[str, Bill]
-    further: int = 0
 
 
 @dataclass
@@ -30,19 +24,29 @@ class AuditInput:
     counts: dict[str, int] = field(default_factory=dict)
 
 
-def read_bills(path: Path) -> Bills:
-    """The bills of a file."""
-    return Bills(read_billed_codes(path))
+def read_bills(path: Path, claim_id: str = "account", *, has_notes: bool = False) -> Bills:
+    """The bills of a table of codes, of 837 claims, or of the Claims of a FHIR file.
+
+    claim_id: of 837 claims; see CLAIM_IDS of claims_837. has_notes: the file has notes, too; so it must be FHIR.
+    """
+    if is_837(path) and not has_notes:
+        return read_claims_837(path, claim_id)
+    bundle = read_fhir_file(path)
+    if bundle is None and has_notes:
+        raise ConfigError("--billed is missing; only a FHIR file can have notes and bills")
+    return Bills(read_billed_codes(path)) if bundle is None else read_fhir_claims(bundle, str(path))
 
 
 def read_audit_input(notes: Path, bills: Bills, done: Collection[str] = ()) -> AuditInput:
-    """The encounters of a notes file that have a bill, in the order of their first rows.
+    """The encounters of a notes file or a FHIR file that have a bill, in the order of their first documents.
 
     done: ids of encounters that are counted only. Rows with the same value of the column encounter are the documents
     of one encounter; without this column, each row is an encounter.
     """
     documents: dict[str, list[tuple[str, Note]]] = {}
-    for where, note in _each_once(notes):
+    bundle = read_fhir_file(notes)
+    given = read_notes(notes, coded=False) if bundle is None else read_fhir_notes(bundle, str(notes), bills.by_id)
+    for where, note in _each_once(given, notes):
         own = documents.setdefault(str(note.extra.get("encounter") or note.id), [])
         own.append((where, note))
     found = AuditInput()
@@ -58,10 +62,10 @@ def read_audit_input(notes: Path, bills: Bills, done: Collection[str] = ()) -> A
     return found
 
 
-def _each_once(path: Path) -> Iterator[tuple[str, Note]]:
+def _each_once(notes: Iterable[Note], path: Path) -> Iterator[tuple[str, Note]]:
     """The notes of a file and their places; DataError if an id is there twice."""
     seen: set[str] = set()
-    for row, note in enumerate(read_notes(path, coded=False), 1):
+    for row, note in enumerate(notes, 1):
         if note.id in seen:
             raise DataError(
                 f"{path}: note {row} has the id of an earlier note; give each encounter one row, or each row an id of "

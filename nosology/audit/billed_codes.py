@@ -30,6 +30,14 @@ class Bill:
     stated: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Bills:
+    """The bill of each encounter by id, and the number of further bills of the same encounters."""
+
+    by_id: dict[str, Bill]
+    further: int = 0
+
+
 def read_billed_codes(path: Path) -> dict[str, Bill]:
     """The bill of each encounter by id; DataError names the row and shows no more than the start of a wrong code.
 

@@ -15,12 +15,23 @@ from nosology.core.progress import progress
 
 def audit(
     notes: Annotated[
-        Path, typer.Option(metavar="NOTES", help="A notes file; rows with the same column encounter are joined.")
+        Path,
+        typer.Option(
+            metavar="NOTES",
+            help="A notes file, whose rows of the same encounter are joined; or FHIR documents (JSON, NDJSON).",
+        ),
     ],
-    billed: Annotated[Path, typer.Option(metavar="CODES", help="A CSV file with id, code, and order, poa, coder.")],
     out: Annotated[
         Path, typer.Option(metavar="REPORT", help="The folder of the report; an audit that was stopped continues.")
     ],
+    billed: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="CODES",
+            help="A CSV file with id, code, and order, poa, coder; or 837 claims (X12); or FHIR Claims, which may also"
+            " be in NOTES.",
+        ),
+    ] = None,
     coder: Annotated[Path, typer.Option(metavar="BUNDLE", help="The bundle folder of a coder, or day-one.")] = Path(
         "day-one"
     ),
@@ -34,6 +45,13 @@ def audit(
     drg_weights: Annotated[
         list[Path] | None, typer.Option(metavar="FILE", help="CMS Table 5 of a fiscal year; may be repeated.")
     ] = None,
+    claim_id: Annotated[
+        str,
+        typer.Option(
+            metavar="account|record",
+            help="The id of the encounter in 837 claims: patient control number (CLM01), or medical record (REF*EA).",
+        ),
+    ] = "account",
     engine: Annotated[
         str, typer.Option(metavar="local|ray", help="Where to audit: on this machine, or on a Ray cluster.")
     ] = "local",
@@ -67,11 +85,13 @@ def audit(
         refuse_unused(("address",), "without --engine ray")
     if not notes.is_file():
         raise DataError(f"no such notes file: {notes}")
-    bills, weights = read_bills(billed), load_drg_weights(drg_weights or ())
+    bills = read_bills(billed or notes, claim_id, has_notes=billed is None)
+    weights = load_drg_weights(drg_weights or ())
     settings = {
         "package": f"nosology {__version__}",
         "notes": sha256(notes),
-        "billed": sha256(billed),
+        "billed": sha256(billed or notes),
+        "claim_id": claim_id,
         "coder": str(coder),
         "reference": reference,
         "min_confidence": min_confidence,

@@ -14,6 +14,8 @@ import pytest
 from nosology.audit.audit_input import read_audit_input, read_bills
 from nosology.audit.auditor import RayAuditor, _row
 from nosology.cli import main
+from tests.audit.interchange import WrittenClaim, write_837
+from tests.audit.test_fhir_claims import bundle_of, claim, diagnosis, document
 
 TEXT = "DISCHARGE DIAGNOSES:\n1. Hypertension\n2. CKD stage 4\n3. Chronic diastolic heart failure\n4. No pneumonia"
 BILLED = "id,code,order,poa,coder\na,I5032,2,Y,kim\na,J18.9,3,Y,kim\na,I13.0,1,Y,kim\na,N18.4,4,Y,kim\nb,M10.9,1,,lee\n"
@@ -161,6 +163,30 @@ def test_rows_of_an_encounter_are_joined(run, tmp_path):
     notes.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     code, _, err = run(*options(notes, billed, tmp_path / "other"))
     assert code == 1 and "note 1: the documents of this encounter are of several patients" in err
+
+
+def test_bills_may_be_837_claims_or_fhir(run, tmp_path):
+    text = "DISCHARGE DIAGNOSES:\n1. Hypertension\n2. No pneumonia"
+    notes, billed, out = tmp_path / "notes.jsonl", tmp_path / "claims.837", tmp_path / "report"
+    notes.write_text(json.dumps({"id": "A1", "text": text}), encoding="utf-8")
+    billed.write_text(write_837([WrittenClaim("A1", [("I10", "Y"), ("J189", "Y")])]), encoding="ascii")
+    assert run(*options(notes, billed, out))[0] == 0
+    first = json.loads((out / "findings.jsonl").read_text("utf-8"))
+    diagnoses = [diagnosis(1, "I10", poa="Y"), diagnosis(2, "J18.9", poa="Y")]
+    patient = {"resourceType": "Patient", "id": "p1", "gender": "female", "birthDate": "1955-03-10"}
+    stay = {"resourceType": "Encounter", "id": "A1", "class": {"code": "IMP"}}
+    stay |= {"period": {"start": "2025-11-03", "end": "2025-11-08"}}
+    resources = [patient, stay, document("d", text, "A1"), claim("k", diagnoses, "A1")]
+    bundle = tmp_path / "bundle.json"
+    bundle.write_text(json.dumps(bundle_of(resources)), encoding="utf-8")
+    assert run("--notes", bundle, "--out", tmp_path / "fhir")[0] == 0
+    second = json.loads((tmp_path / "fhir" / "findings.jsonl").read_text("utf-8"))
+    assert first["setting"] == second["setting"] == "inpatient" and first["billed"] == second["billed"]
+    assert [it["code"] for it in first["findings"] if it["kind"] == "unsupported"] == ["J18.9"]
+    assert [it["effect"]["drg"] for it in first["findings"]] == [it["effect"]["drg"] for it in second["findings"]]
+    billed.write_text("ISA*SECRETNAME", encoding="ascii")
+    code, _, err = run(*options(notes, billed, tmp_path / "third"))
+    assert code == 1 and "segment 1 is not valid X12" in err and "SECRETNAME" not in err and "Traceback" not in err
 
 
 def test_findings_below_the_confidence_are_not_reported(run, inputs):
