@@ -82,10 +82,14 @@ class AuditFolder:
 
 
 def summarise(records: list[dict[str, Any]]) -> dict[str, Any]:
-    """Numbers of encounters, codes and findings, by kind, by chapter of ICD-10-CM and by the person who coded."""
+    """Numbers of encounters, codes and findings, by kind, by chapter of ICD-10-CM and by the person who coded.
+
+    weights: of each kind, the number of corrections that change the DRG, and the sums of raised and lowered weights.
+    """
     kinds: Counter[str] = Counter()
     chapters: dict[str, Counter[str]] = {}
     coders: dict[str, Counter[str]] = {}
+    weights = {kind: {"drg": 0, "raised": 0.0, "lowered": 0.0} for kind in KINDS}
     for record in records:
         own = coders.setdefault(record["coder"], Counter())
         own["encounters"] += 1
@@ -94,12 +98,16 @@ def summarise(records: list[dict[str, Any]]) -> dict[str, Any]:
             kinds[item["kind"]] += 1
             own[item["kind"]] += 1
             chapters.setdefault(_chapter(item), Counter())[item["kind"]] += 1
+            changed = (item["effect"] or {}).get("weight") or 0.0
+            weights[item["kind"]]["drg"] += _changes_drg(item)
+            weights[item["kind"]]["raised" if changed > 0 else "lowered"] += changed
     return {
         "encounters": len(records),
         "codes": sum(len(record["billed"]) for record in records),
         "with_findings": sum(bool(record["findings"]) for record in records),
         "drg_changes": sum(any(_changes_drg(item) for item in record["findings"]) for record in records),
         "kinds": {kind: kinds[kind] for kind in KINDS},
+        "weights": {kind: {name: round(it, 4) for name, it in sums.items()} for kind, sums in weights.items()},
         "chapters": {name: dict(counter) for name, counter in sorted(chapters.items())},
         "coders": {name: dict(counter) for name, counter in sorted(coders.items()) if name},
     }
