@@ -133,14 +133,15 @@ def _row(note_id: str, item: Mapping[str, Any]) -> str:
         item["instead"],
         item["reason"],
         ", ".join(words),
-        _effect(item),
+        effect_words(item),
     )
     return (
         f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}<td class='n'>{item['confidence']:.2f}</td></tr>"
     )
 
 
-def _effect(item: Mapping[str, Any]) -> str:
+def effect_words(item: Mapping[str, Any]) -> str:
+    """The effect of a finding's correction in words; "" if there is none."""
     effect, parts = item["effect"] or {}, []
     if effect.get("drg") != effect.get("drg_after"):
         parts.append(f"DRG {effect['drg'] or 'none'} → {effect['drg_after'] or 'none'}")
