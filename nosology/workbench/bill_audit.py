@@ -109,7 +109,7 @@ class AuditProgress:
     failed: int
 
 
-def _finished(*columns: Any) -> Select[Any]:
+def _finished(*columns: Any) -> Select[*tuple[Any, ...]]:
     """Finished encounters whose final codes are known, with the audit of their present version."""
     own = (bill_audits.c.note_id == notes.c.id) & (bill_audits.c.version == notes.c.version)
     query = select(*columns).select_from(notes.join(bill_audits, own, isouter=True))
