@@ -10,6 +10,7 @@ from typing import Any
 
 from nosology.audit.audit_plots import Bar, bar_plot
 from nosology.audit.finding import KINDS
+from nosology.codes import table
 
 MAX_FINDINGS = 1000  # in the page; the other files have all of them
 TITLES = {
@@ -28,8 +29,9 @@ def audit_page(summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]])
     """index.html: one page without scripts or outside files."""
     found = [(record["id"], item) for record in records for item in record["findings"]]
     found.sort(key=lambda pair: (-_changes(pair[1]), -pair[1]["confidence"]))
-    tables = (("Kinds by chapter", "chapters"), ("Kinds by coder", "coders"))
-    body = [_tiles(summary), *_plots(summary), *(_counts(title, summary[name]) for title, name in tables)]
+    chapters = {_chapter_title(name): counts for name, counts in summary["chapters"].items()}
+    tables = (("Kinds by chapter", chapters), ("Kinds by coder", summary["coders"]))
+    body = [_tiles(summary), *_plots(summary), *(_counts(title, groups) for title, groups in tables)]
     body.append(_findings(found[:MAX_FINDINGS], len(found)))
     line = f"{summary['encounters']:,} encounters, {summary['codes']:,} billed codes. Confidential: words of notes."
     template = Template(files("nosology.evaluation").joinpath("report.html").read_text(encoding="utf-8"))
@@ -52,11 +54,11 @@ def _tiles(summary: Mapping[str, Any]) -> str:
     return f'<div class="tiles">{"".join(tiles)}</div>'
 
 
-def _section(title: str, table: str, note: str = "") -> str:
+def _section(title: str, content: str, note: str = "") -> str:
     """A part of the page; "" if there is nothing to show."""
-    if not table:
+    if not content:
         return ""
-    return f'<section><h2>{title}</h2><p class="note">{escape(note)}</p><div class="scroll">{table}</div></section>'
+    return f'<section><h2>{title}</h2><p class="note">{escape(note)}</p><div class="scroll">{content}</div></section>'
 
 
 def _plots(summary: Mapping[str, Any]) -> list[str]:
@@ -65,10 +67,16 @@ def _plots(summary: Mapping[str, Any]) -> list[str]:
     sections = [_section("Kinds", bar_plot("kinds", "Findings by kind", kinds))]
     chapters = [(name, sum(counts.values())) for name, counts in summary["chapters"].items()]
     chapters.sort(key=lambda pair: -pair[1])
-    bars = [Bar(name, count, f"{count:,}") for name, count in chapters]
+    bars = [Bar(_chapter_title(name), count, f"{count:,}") for name, count in chapters]
     sections.append(_section("Chapters", bar_plot("chapters", "Findings by chapter", bars)))
     sections.append(_coders(summary["coders"]))
     return [*sections, _drg(summary)]
+
+
+def _chapter_title(name: str) -> str:
+    """A chapter of ICD-10-CM with its number; other groups as they are."""
+    lines = table("icd10cm")
+    return f"{name}. {lines.description(name)}" if name in lines else name
 
 
 def _coders(coders: Mapping[str, Mapping[str, int]]) -> str:
@@ -78,7 +86,7 @@ def _coders(coders: Mapping[str, Mapping[str, int]]) -> str:
     for name, counts in coders.items():
         found = sum(counts.get(kind, 0) for kind in KINDS)
         rate = 100 * found / max(1, counts["codes"])
-        bars.append(Bar(name, rate, f"{rate:.1f} ({found:,} of {counts['codes']:,} codes)"))
+        bars.append(Bar(name, rate, f"{rate:.1f} ({found:,} findings, {counts['codes']:,} codes)"))
     bars.sort(key=lambda bar: -bar.value)
     note = "Findings for each 100 billed codes. They depend on who codes which patients."
     return _section("Coders", bar_plot("coders", "Findings for each 100 billed codes, by coder", bars), note)

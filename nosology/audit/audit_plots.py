@@ -6,13 +6,9 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
-_WIDTH, _ROW, _LABEL, _VALUE = (
-    760,
-    26,
-    300,
-    150,
-)  # of the picture, a row, the labels on the left, the values on the right
-_MAX_LABEL = 44  # characters
+_WIDTH, _ROW = 960, 26
+_LABEL, _VALUE = 360, 220  # the room for labels on the left and values on the right
+_MAX_LABEL = 48  # characters
 MAX_BARS = 20
 
 
