@@ -22,7 +22,7 @@ from nosology.core.files import atomic_file, check_results_folder, output_errors
 
 FINDINGS, SETTINGS = "findings.jsonl", "audit.json"
 COLUMNS = ("id", "coder", "kind", "system", "code", "instead", "confidence", "reason", "rule", "evidence")
-COLUMNS += ("start", "end", "looked_for", "drg", "drg_after", "weight", "risk", "hcc_added", "hcc_dropped")
+COLUMNS += ("document", "start", "end", "looked_for", "drg", "drg_after", "weight", "risk", "hcc_added", "hcc_dropped")
 
 
 class AuditFolder:
@@ -82,10 +82,14 @@ class AuditFolder:
 
 
 def summarise(records: list[dict[str, Any]]) -> dict[str, Any]:
-    """Numbers of encounters, codes and findings, by kind, by chapter of ICD-10-CM and by the person who coded."""
+    """Numbers of encounters, codes and findings, by kind, by chapter of ICD-10-CM and by the person who coded.
+
+    weights: of each kind, the number of corrections that change the DRG, and the sums of raised and lowered weights.
+    """
     kinds: Counter[str] = Counter()
     chapters: dict[str, Counter[str]] = {}
     coders: dict[str, Counter[str]] = {}
+    weights = {kind: {"drg": 0, "raised": 0.0, "lowered": 0.0} for kind in KINDS}
     for record in records:
         own = coders.setdefault(record["coder"], Counter())
         own["encounters"] += 1
@@ -94,12 +98,16 @@ def summarise(records: list[dict[str, Any]]) -> dict[str, Any]:
             kinds[item["kind"]] += 1
             own[item["kind"]] += 1
             chapters.setdefault(_chapter(item), Counter())[item["kind"]] += 1
+            changed = (item["effect"] or {}).get("weight") or 0.0
+            weights[item["kind"]]["drg"] += _changes_drg(item)
+            weights[item["kind"]]["raised" if changed > 0 else "lowered"] += changed
     return {
         "encounters": len(records),
         "codes": sum(len(record["billed"]) for record in records),
         "with_findings": sum(bool(record["findings"]) for record in records),
         "drg_changes": sum(any(_changes_drg(item) for item in record["findings"]) for record in records),
         "kinds": {kind: kinds[kind] for kind in KINDS},
+        "weights": {kind: {name: round(it, 4) for name, it in sums.items()} for kind, sums in weights.items()},
         "chapters": {name: dict(counter) for name, counter in sorted(chapters.items())},
         "coders": {name: dict(counter) for name, counter in sorted(coders.items()) if name},
     }
@@ -126,11 +134,17 @@ def _rows(record: Mapping[str, Any]) -> Iterator[list[Any]]:
             record["coder"],
             *(item[name] for name in COLUMNS[2:9]),
             " | ".join(" ".join(span["text"].split()) for span in spans),
+            " ".join(dict.fromkeys(_document(record, span["start"]) for span in spans)),
             *(" ".join(str(span[name]) for span in spans) for name in ("start", "end")),
             " | ".join(item["looked_for"]),
             *(effect.get(name) for name in ("drg", "drg_after", "weight", "risk")),
             *(" ".join(effect.get(name, ())) for name in ("added", "dropped")),
         ]
+
+
+def _document(record: Mapping[str, Any], start: int) -> str:
+    """The id of the document with a character; "" if the encounter has one text."""
+    return next((it["id"] for it in reversed(record.get("documents", ())) if it["start"] <= start), "")
 
 
 def _escaped(row: list[Any]) -> list[Any]:

@@ -8,10 +8,12 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
+from nosology.audit.audit_plots import Bar, bar_plot
 from nosology.audit.finding import KINDS
+from nosology.codes import table
 
 MAX_FINDINGS = 1000  # in the page; the other files have all of them
-_TITLES = {
+TITLES = {
     "unsupported": "billed without support",
     "not_billed": "supported, not billed",
     "less_specific": "less specific than the text",
@@ -27,8 +29,9 @@ def audit_page(summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]])
     """index.html: one page without scripts or outside files."""
     found = [(record["id"], item) for record in records for item in record["findings"]]
     found.sort(key=lambda pair: (-_changes(pair[1]), -pair[1]["confidence"]))
-    body = [_tiles(summary), _kinds(summary["kinds"])]
-    body += [_counts(title, summary[name]) for title, name in (("Chapters", "chapters"), ("Coders", "coders"))]
+    chapters = {_chapter_title(name): counts for name, counts in summary["chapters"].items()}
+    tables = (("Kinds by chapter", chapters), ("Kinds by coder", summary["coders"]))
+    body = [_tiles(summary), *_plots(summary), *(_counts(title, groups) for title, groups in tables)]
     body.append(_findings(found[:MAX_FINDINGS], len(found)))
     line = f"{summary['encounters']:,} encounters, {summary['codes']:,} billed codes. Confidential: words of notes."
     template = Template(files("nosology.evaluation").joinpath("report.html").read_text(encoding="utf-8"))
@@ -51,24 +54,63 @@ def _tiles(summary: Mapping[str, Any]) -> str:
     return f'<div class="tiles">{"".join(tiles)}</div>'
 
 
-def _section(title: str, table: str, note: str = "") -> str:
-    return f'<section><h2>{title}</h2><p class="note">{escape(note)}</p><div class="scroll">{table}</div></section>'
+def _section(title: str, content: str, note: str = "") -> str:
+    """A part of the page; "" if there is nothing to show."""
+    if not content:
+        return ""
+    return f'<section><h2>{title}</h2><p class="note">{escape(note)}</p><div class="scroll">{content}</div></section>'
 
 
-def _kinds(kinds: Mapping[str, int]) -> str:
-    most = max(1, *kinds.values())
-    rows = (
-        f'<tr><td>{_TITLES[kind]}</td><td class="n">{kinds[kind]:,}</td><td style="width:60%"><div style="height:12px;'
-        f'background:var(--blue);width:{100 * kinds[kind] / most:.1f}%"></div></td></tr>'
-        for kind in KINDS
-    )
-    return _section("Kinds", f"<table>{''.join(rows)}</table>")
+def _plots(summary: Mapping[str, Any]) -> list[str]:
+    """Findings by kind, chapter and coder, and what corrections do to the DRG."""
+    kinds = [Bar(TITLES[kind], summary["kinds"][kind], f"{summary['kinds'][kind]:,}") for kind in KINDS]
+    sections = [_section("Kinds", bar_plot("kinds", "Findings by kind", kinds))]
+    chapters = [(name, sum(counts.values())) for name, counts in summary["chapters"].items()]
+    chapters.sort(key=lambda pair: -pair[1])
+    bars = [Bar(_chapter_title(name), count, f"{count:,}") for name, count in chapters]
+    sections.append(_section("Chapters", bar_plot("chapters", "Findings by chapter", bars)))
+    sections.append(_coders(summary["coders"]))
+    return [*sections, _drg(summary)]
+
+
+def _chapter_title(name: str) -> str:
+    """A chapter of ICD-10-CM with its number; other groups as they are."""
+    lines = table("icd10cm")
+    return f"{name}. {lines.description(name)}" if name in lines else name
+
+
+def _coders(coders: Mapping[str, Mapping[str, int]]) -> str:
+    if not coders:
+        return ""
+    bars = []
+    for name, counts in coders.items():
+        found = sum(counts.get(kind, 0) for kind in KINDS)
+        rate = 100 * found / max(1, counts["codes"])
+        bars.append(Bar(name, rate, f"{rate:.1f} ({found:,} findings, {counts['codes']:,} codes)"))
+    bars.sort(key=lambda bar: -bar.value)
+    note = "Findings for each 100 billed codes. They depend on who codes which patients."
+    return _section("Coders", bar_plot("coders", "Findings for each 100 billed codes, by coder", bars), note)
+
+
+def _drg(summary: Mapping[str, Any]) -> str:
+    """The sums of changed weights by kind, or without weights the numbers of corrections that change the DRG."""
+    weights = {kind: it for kind, it in summary["weights"].items() if it["raised"] or it["lowered"]}
+    if weights:
+        bars = [
+            Bar(TITLES[kind], it["raised"], f"{it['lowered']:+.2f} / {it['raised']:+.2f}", it["lowered"])
+            for kind, it in weights.items()
+        ]
+        note = "Sums of changes of relative weights, each correction alone: those of one encounter do not add up."
+        return _section("Effect on DRG weight", bar_plot("weights", "Change of DRG weights by kind", bars), note)
+    changed = [Bar(TITLES[kind], it["drg"], f"{it['drg']:,}") for kind, it in summary["weights"].items() if it["drg"]]
+    note = "Corrections that change the DRG; --drg-weights adds what they weigh."
+    return _section("Effect on DRG", bar_plot("drg", "Corrections that change the DRG, by kind", changed), note)
 
 
 def _counts(title: str, groups: Mapping[str, Mapping[str, int]]) -> str:
     if not groups:
         return ""
-    heads = "".join(f'<th class="n">{_TITLES[kind]}</th>' for kind in KINDS)
+    heads = "".join(f'<th class="n">{TITLES[kind]}</th>' for kind in KINDS)
     rows = []
     for name, counts in groups.items():
         cells = "".join(f'<td class="n">{counts.get(kind, 0):,}</td>' for kind in KINDS)
@@ -94,19 +136,20 @@ def _row(note_id: str, item: Mapping[str, Any]) -> str:
         words.append("looked for: " + "; ".join(item["looked_for"]))
     cells = (
         note_id,
-        _TITLES[item["kind"]],
+        TITLES[item["kind"]],
         item["code"],
         item["instead"],
         item["reason"],
         ", ".join(words),
-        _effect(item),
+        effect_words(item),
     )
     return (
         f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}<td class='n'>{item['confidence']:.2f}</td></tr>"
     )
 
 
-def _effect(item: Mapping[str, Any]) -> str:
+def effect_words(item: Mapping[str, Any]) -> str:
+    """The effect of a finding's correction in words; "" if there is none."""
     effect, parts = item["effect"] or {}, []
     if effect.get("drg") != effect.get("drg_after"):
         parts.append(f"DRG {effect['drg'] or 'none'} → {effect['drg_after'] or 'none'}")

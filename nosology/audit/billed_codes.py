@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from nosology.audit.finding import BilledCode
 from nosology.codes.spelling import parse
@@ -19,10 +20,22 @@ _SYSTEMS = ("icd10cm", "icd10pcs")
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """The billed codes of an encounter in order; coder: the person who coded it, "" if not stated."""
+    """The billed codes of an encounter in order; coder: the person who coded it, "" if not stated.
+
+    stated: fields of the encounter that the bill has, such as sex and date.
+    """
 
     codes: tuple[BilledCode, ...]
     coder: str = ""
+    stated: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Bills:
+    """The bill of each encounter by id, and the number of further bills of the same encounters."""
+
+    by_id: dict[str, Bill]
+    further: int = 0
 
 
 def read_billed_codes(path: Path) -> dict[str, Bill]:
@@ -48,10 +61,11 @@ def read_billed_codes(path: Path) -> dict[str, Bill]:
         item = BilledCode(_code(record, where), _poa(record, where))
         codes.append((_order(record, where, len(codes)), item))
         coders.setdefault(record["id"], record.get("coder", ""))
-    return {note_id: Bill(_in_order(codes), coders[note_id]) for note_id, codes in found.items()}
+    return {note_id: Bill(in_order(codes), coders[note_id]) for note_id, codes in found.items()}
 
 
-def _in_order(codes: list[tuple[float, BilledCode]]) -> tuple[BilledCode, ...]:
+def in_order(codes: Iterable[tuple[float, BilledCode]]) -> tuple[BilledCode, ...]:
+    """The codes by their numbers; a repeated code counts once."""
     first: dict[Code, BilledCode] = {}
     for _, item in sorted(codes, key=lambda pair: pair[0]):
         first.setdefault(item.code, item)

@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from nosology.cli.command_group import refuse_unused
 from nosology.core import ConfigError, DataError
 from nosology.core.progress import progress
 
-if TYPE_CHECKING:
-    from nosology.core import Note
-
 
 def audit(
-    notes: Annotated[Path, typer.Option(metavar="NOTES", help="A notes file: one encounter per row.")],
-    billed: Annotated[Path, typer.Option(metavar="CODES", help="A CSV file with id, code, and order, poa, coder.")],
+    notes: Annotated[
+        Path,
+        typer.Option(
+            metavar="NOTES",
+            help="A notes file, whose rows of the same encounter are joined; or FHIR documents (JSON, NDJSON).",
+        ),
+    ],
     out: Annotated[
         Path, typer.Option(metavar="REPORT", help="The folder of the report; an audit that was stopped continues.")
     ],
+    billed: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="CODES",
+            help="A CSV file with id, code, and order, poa, coder; or 837 claims (X12); or FHIR Claims, which may also"
+            " be in NOTES.",
+        ),
+    ] = None,
     coder: Annotated[Path, typer.Option(metavar="BUNDLE", help="The bundle folder of a coder, or day-one.")] = Path(
         "day-one"
     ),
@@ -35,74 +45,75 @@ def audit(
     drg_weights: Annotated[
         list[Path] | None, typer.Option(metavar="FILE", help="CMS Table 5 of a fiscal year; may be repeated.")
     ] = None,
+    claim_id: Annotated[
+        str,
+        typer.Option(
+            metavar="account|record",
+            help="The id of the encounter in 837 claims: patient control number (CLM01), or medical record (REF*EA).",
+        ),
+    ] = "account",
+    engine: Annotated[
+        str, typer.Option(metavar="local|ray", help="Where to audit: on this machine, or on a Ray cluster.")
+    ] = "local",
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Processes that audit: of day-one and of lexicons, by default as many as there are cores; of Ray, 2.",
+        ),
+    ] = None,
+    address: Annotated[str | None, typer.Option(help="ray: a running cluster; without one, this machine.")] = None,
 ) -> None:
     """Compare billed codes with what the notes support; write findings with evidence to a report folder.
 
-    A notes file may have the columns setting, date, sex, age, admitted, discharged, role and disposition.
+    A notes file may have the columns encounter, setting, date, sex, age, admitted, discharged, role and disposition.
     """
     from nosology.audit.audit_folder import AuditFolder
-    from nosology.audit.billed_codes import read_billed_codes
-    from nosology.audit.encounter_audit import REFERENCES, audit_encounter
+    from nosology.audit.audit_input import read_audit_input, read_bills
+    from nosology.audit.auditor import audit_on_ray, load_auditor
+    from nosology.audit.encounter_audit import REFERENCES
     from nosology.claims.drg_weights import load_drg_weights
-    from nosology.claims.encounter import stated_fields
     from nosology.core import __version__
     from nosology.core.files import sha256
-    from nosology.serving.coder import Coder
+    from nosology.models.bundle import is_day_one
 
     if reference not in REFERENCES:
         raise ConfigError(f"--reference must be one of {', '.join(REFERENCES)}; got {reference!r}")
+    if engine not in ("local", "ray"):
+        raise ConfigError(f"--engine must be local or ray; got {engine!r}")
+    if engine != "ray":
+        refuse_unused(("address",), "without --engine ray")
     if not notes.is_file():
         raise DataError(f"no such notes file: {notes}")
-    bills, weights = read_billed_codes(billed), load_drg_weights(drg_weights or ())
-    folder = AuditFolder(
-        out,
-        {
-            "package": f"nosology {__version__}",
-            "notes": sha256(notes),
-            "billed": sha256(billed),
-            "coder": str(coder),
-            "reference": reference,
-            "min_confidence": min_confidence,
-            "drg_weights": [sha256(path) for path in drg_weights or ()],
-        },
-    )
-    loaded = Coder.for_claims(coder, systems=["icd10cm"])
-    gc.freeze()  # the tables stay until the end: garbage collection need not visit them again and again
-    seen: set[str] = set()
-    for note in progress(_each_once(notes, seen), "auditing", total=len(bills), unit="encounters"):
-        bill = bills.get(note.id)
-        if bill is None or note.id in folder.done:
-            continue
-        suggestions = next(loaded.code_all([note]))
-        try:
-            result = audit_encounter(
-                note.id,
-                note.text,
-                bill.codes,
-                suggestions,
-                stated_fields(note),
-                reference=reference,
-                weights=weights,
-                min_confidence=min_confidence,
-            )
-        except ConfigError as error:  # a wrong field of the encounter
-            raise DataError(f"{notes}: note {len(seen)}: {error}") from error
-        folder.append(result.to_json() | {"coder": bill.coder})
-    counts = {"notes_without_bill": len(seen - bills.keys()), "bills_without_note": len(bills.keys() - seen)}
-    summary = folder.finish(counts)
+    bills = read_bills(billed or notes, claim_id, has_notes=billed is None)
+    weights = load_drg_weights(drg_weights or ())
+    settings = {
+        "package": f"nosology {__version__}",
+        "notes": sha256(notes),
+        "billed": sha256(billed or notes),
+        "claim_id": claim_id,
+        "coder": str(coder),
+        "reference": reference,
+        "min_confidence": min_confidence,
+        "drg_weights": [sha256(path) for path in drg_weights or ()],
+    }
+    folder = AuditFolder(out, settings)
+    given = read_audit_input(notes, bills, folder.done)
+    bundle = str(coder if is_day_one(coder) else coder.absolute())
+    options = {"bundle": bundle, "reference": reference, "min_confidence": min_confidence, "weights": weights}
+    auditor = load_auditor(**options)
+    if engine == "ray":
+        records = audit_on_ray(given.encounters, options, workers=workers or 2, address=address)
+    else:
+        if (kind := auditor.coder.model.kind) != "lexicon":
+            refuse_unused(("workers",), f"without --engine ray for a {kind} coder")
+        gc.freeze()  # the tables stay until the end: garbage collection need not visit them again and again
+        records = auditor.audit_all(given.encounters, workers)
+    for record in progress(records, "auditing", total=len(given.encounters), unit="encounters"):
+        folder.append(record)
+    summary = folder.finish(given.counts)
     found = sum(summary["kinds"].values())
     typer.echo(f"{summary['encounters']:,} encounters, {found:,} findings: {out / 'index.html'}")
-    for name, number in counts.items():
+    for name, number in given.counts.items():
         if number:
             typer.echo(f"caution: {number:,} {name.replace('_', ' ')}", err=True)
-
-
-def _each_once(path: Path, seen: set[str]) -> Iterator[Note]:
-    """The notes of a file; DataError if an id is there twice. seen: gets the ids."""
-    from nosology.corpora.notes_file import read_notes
-
-    for row, note in enumerate(read_notes(path, coded=False), 1):
-        if note.id in seen:
-            raise DataError(f"{path}: note {row} has the id of an earlier note; give each encounter one row")
-        seen.add(note.id)
-        yield note

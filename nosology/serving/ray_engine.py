@@ -8,7 +8,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -85,13 +85,6 @@ def code_on_ray(
     address: of a running cluster ("auto" finds it); without one, a local cluster is started and stopped. The bundle
     must have the same path on every machine of the cluster.
     """
-    try:
-        import ray
-        import ray.data
-    except ImportError as error:
-        raise ConfigError("--engine ray needs its own packages: pip install 'nosology[ray]'") from error
-    for name in ("ray", "ray.data"):  # after the import, which configures them
-        logging.getLogger(name).setLevel(logging.CRITICAL)
     options = {
         "folder": str(bundle if is_day_one(bundle) else Path(bundle).absolute()),
         "release": release,
@@ -99,12 +92,35 @@ def code_on_ray(
         "systems": tuple(systems),
     }
     Coder.load(**options)  # wrong options must not fail in a worker
+    rows = map_on_ray(map(note_row, notes), RayCoder, (options, top), workers=workers, address=address)
+    return ((row["id"], row["codes"]) for row in rows)
+
+
+def map_on_ray(
+    rows: Iterable[dict[str, Any]],
+    worker: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    *,
+    workers: int = 2,
+    address: str | None = None,
+) -> Iterator[dict[str, Any]]:
+    """The rows that workers of a Ray cluster make of rows, in order.
+
+    worker: a class that is constructed with the arguments in each worker, and maps a block of rows to one of as many.
+    """
+    try:
+        import ray
+        import ray.data
+    except ImportError as error:
+        raise ConfigError("--engine ray needs its own packages: pip install 'nosology[ray]'") from error
+    for name in ("ray", "ray.data"):  # after the import, which configures them
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     starts_ray = not ray.is_initialized()
     with _ray_messages_discarded():
         if starts_ray:
             _start_ray(address, workers)
         try:
-            yield from _code_blocks(iter(notes), options, top, workers)
+            yield from _map_blocks(iter(rows), worker, arguments, workers)
         except ray.exceptions.RayError as error:  # its message has a traceback of the worker
             raise ConfigError(f"a worker of the Ray cluster failed ({type(error).__name__}): see Ray's logs") from error
         finally:
@@ -132,24 +148,23 @@ def note_row(note: Note) -> dict[str, Any]:
     return {"id": note.id, "text": note.text, "extra": json.dumps(dict(note.extra), default=str)}
 
 
-def _code_blocks(
-    notes: Iterator[Note], options: dict[str, Any], top: int | None, workers: int
-) -> Iterator[tuple[str, str]]:
-    """(id, predictions) of each note, as soon as it and all before it are coded; Ray repeats tasks of a lost worker."""
+def _map_blocks(
+    rows: Iterator[dict[str, Any]], worker: Callable[..., Any], arguments: tuple[Any, ...], workers: int
+) -> Iterator[dict[str, Any]]:
+    """The row of each row, as soon as it and all before it are done; Ray repeats tasks of a lost worker."""
     import ray
 
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.execution_options.preserve_order = True
-    while block := list(islice(notes, _BLOCK)):
+    while block := list(islice(rows, _BLOCK)):
         tasks = max(min(len(block), 4 * workers), len(block) // _TASK)
-        data = ray.data.from_items([note_row(note) for note in block], override_num_blocks=tasks)
-        predictions = data.map_batches(
-            RayCoder,
-            fn_constructor_args=(options, top),
+        data = ray.data.from_items(block, override_num_blocks=tasks)
+        results = data.map_batches(
+            worker,
+            fn_constructor_args=arguments,
             batch_size=_BATCH,
             compute=ray.data.ActorPoolStrategy(size=workers),
             num_cpus=1,
         )
-        for row in predictions.iter_rows():
-            yield row["id"], row["codes"]
+        yield from results.iter_rows()

@@ -33,6 +33,7 @@ RIGHTS = {
     "reviewer": (
         "approve second reviews and pre-accepted notes, send notes back to their coder",
         "choose notes for double coding, adjudicate them, see the agreement of coders",
+        "audit final codes",
         "withdraw documents",
         "state which error triage tolerates, calibrate it, acknowledge its alarms",
         "export all finished notes of a filter",

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 from fastapi import Query
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
+from nosology.claims.encounter_values import DISPOSITIONS
 from nosology.workbench.change_feed import CURSOR
-from nosology.workbench.encounter_data import DISPOSITIONS
 
 
 def _storable(text: str) -> str:

@@ -130,6 +130,10 @@ class CoderPool:
             log.error("the worker died of %d proposed claims", len(inputs))
             return [None for _ in inputs]
 
+    def run(self, task: Callable[[list[T]], list[R]], items: list[T]) -> list[R]:
+        """The results of another task in a worker; waits if the queue is full."""
+        return self._run(task, items, wait=True)
+
     def _run(self, task: Callable[[list[T]], list[R]], items: list[T], *, wait: bool) -> list[R]:
         """The results of a task in a worker."""
         if not self._slots.acquire(blocking=wait):

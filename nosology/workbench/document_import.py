@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, func, insert, select, update
 
+from nosology.claims.encounter_values import merge_fields
 from nosology.core import DataError, Note, ReviewError
 from nosology.workbench.cases import Case, load_case, record_decision_in
 from nosology.workbench.database import insert_row
@@ -218,19 +219,6 @@ def _note_row(ref: str, parts: Sequence[Note], batch: int | None, received: floa
     about = merge_fields([encounter_fields(note) for note in parts])
     row = {"ref": ref, **first, "encounter": about, "batch_id": batch, "received": received}
     return row | {"coding": "waiting", "status": "new", "version": 0, "codes": 0}
-
-
-def merge_fields(stated: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What several documents state about their encounter: the last one counts, of dates the latest.
-
-    The role (radiology, pathology) is that of a document, so an encounter with several has none.
-    """
-    merged = {name: value for fields in stated for name, value in fields.items()}
-    if len(stated) > 1:
-        merged.pop("role", None)
-    if days := [str(fields["date"]) for fields in stated if fields.get("date")]:
-        merged["date"] = max(days)
-    return merged
 
 
 def encounter_fields(note: Note) -> dict[str, Any]:

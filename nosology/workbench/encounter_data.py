@@ -3,70 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, date, datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from nosology.claims.encounter import SETTINGS
+from nosology.claims.encounter_values import DISPOSITIONS, iso_date, years_between
 from nosology.core import ReviewError
 
 EDITABLE_FIELDS = ("sex", "born", "age", "admitted", "discharged", "disposition", "setting", "payer")
-DISPOSITIONS = {  # patient discharge status codes of UB-04
-    "01": "home or self-care",
-    "02": "another acute care hospital",
-    "03": "skilled nursing facility",
-    "04": "custodial or supportive care facility",
-    "05": "cancer center or children's hospital",
-    "06": "home with home health care",
-    "07": "left against medical advice",
-    "20": "died",
-    "21": "court or law enforcement",
-    "30": "still a patient",
-    "40": "died at home (hospice)",
-    "41": "died in a medical facility (hospice)",
-    "42": "died, place unknown (hospice)",
-    "43": "federal health care facility",
-    "50": "hospice at home",
-    "51": "hospice in a medical facility",
-    "61": "swing bed of this hospital",
-    "62": "inpatient rehabilitation",
-    "63": "long-term care hospital",
-    "64": "nursing facility of Medicaid only",
-    "65": "psychiatric hospital",
-    "66": "critical access hospital",
-    "69": "alternative care site in a disaster",
-    "70": "another institution",
-} | {
-    str(number): f"{place}, readmission planned"
-    for number, place in (
-        (81, "home or self-care"),
-        (82, "another acute care hospital"),
-        (83, "skilled nursing facility"),
-        (84, "custodial or supportive care facility"),
-        (85, "cancer center or children's hospital"),
-        (86, "home with home health care"),
-        (87, "court or law enforcement"),
-        (88, "federal health care facility"),
-        (89, "swing bed of this hospital"),
-        (90, "inpatient rehabilitation"),
-        (91, "long-term care hospital"),
-        (92, "nursing facility of Medicaid only"),
-        (93, "psychiatric hospital"),
-        (94, "critical access hospital"),
-        (95, "another institution"),
-    )
-}
 DIED = ("20", "40", "41", "42")
 MAX_PAYER = 100  # characters
 _SEX = {"f": "F", "female": "F", "m": "M", "male": "M"}
 _DAYS = {"born": "the birth date", "admitted": "the admission", "discharged": "the discharge"}
-
-
-def iso_date(value: Any) -> str | None:
-    """The day at the start of a text, YYYY-MM-DD; None if there is none."""
-    try:
-        return date.fromisoformat(str(value)[:10]).isoformat()
-    except ValueError:
-        return None
 
 
 def parse_sex(value: Any) -> str | None:
@@ -79,11 +27,6 @@ def parse_disposition(value: Any) -> str | None:
     text = str(value if value is not None else "").strip().removesuffix(".0")
     text = text.zfill(2) if text.isascii() and text.isdigit() else ""
     return text if text in DISPOSITIONS else None
-
-
-def years_between(born: str, day: str) -> int:
-    """The age in whole years on a day."""
-    return int(day[:4]) - int(born[:4]) - (day[5:] < born[5:])
 
 
 def complete_encounter(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from sqlalchemy import Engine, RowMapping, select
 
 from nosology.claims.checks import PROCEDURES, AssignedCode
 from nosology.claims.encounter import coding_day
+from nosology.claims.encounter_values import DISPOSITIONS, iso_date
+from nosology.claims.fhir_documents import DISPOSITION_CODES
 from nosology.codes import describe, release_on
 from nosology.core import Code, CodeError, Evidence, Note, __version__
 from nosology.text.borders import join_documents
@@ -23,8 +25,7 @@ from nosology.workbench.cases import Case, load_case
 from nosology.workbench.conversation import Conversation
 from nosology.workbench.database import read_transaction
 from nosology.workbench.documents import next_start
-from nosology.workbench.encounter_data import DISPOSITIONS, iso_date, parse_disposition
-from nosology.workbench.fhir_import import DISPOSITION_CODES
+from nosology.workbench.encounter_data import parse_disposition
 from nosology.workbench.review import POA, NotFound
 from nosology.workbench.store_tables import notes
 

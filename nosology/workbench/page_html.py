@@ -26,6 +26,7 @@ from markupsafe import Markup
 from sqlalchemy import Connection, Row
 
 from nosology.claims.encounter import SETTINGS
+from nosology.claims.encounter_values import DISPOSITIONS
 from nosology.codes import describe
 from nosology.core import Code, Span
 from nosology.text import Section, contexts, sections
@@ -33,7 +34,7 @@ from nosology.workbench.accounts import Forbidden, User
 from nosology.workbench.audit_log import log_access, log_access_in
 from nosology.workbench.database import read_transaction, write_transaction
 from nosology.workbench.documents import DOCUMENT_KINDS
-from nosology.workbench.encounter_data import DISPOSITIONS, complete_encounter, encounter_words
+from nosology.workbench.encounter_data import complete_encounter, encounter_words
 from nosology.workbench.html_fragments import FragmentCache
 from nosology.workbench.review import POA, REASONS, STATUSES
 from nosology.workbench.second_review import REVIEW_CHANGES

@@ -1,8 +1,8 @@
 """Deletion of notes: by an admin, or a number of days after they were finished.
 
-The documents, codings with evidence, decisions, comments and queries of a note are deleted, and what identifies the
-patient. The row in `notes` stays with counts and times, and the audit log has an entry. The triggers of the database
-allow nothing else.
+The documents, codings with evidence, decisions, comments, queries and audits of a note are deleted, and what identifies
+the patient. The row in `notes` stays with counts and times, and the audit log has an entry. The triggers of the
+database allow nothing else.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from nosology.workbench.store_health import shrink_log
 from nosology.workbench.store_settings import load_retention
 from nosology.workbench.store_tables import (
     batches,
+    bill_audits,
     codings,
     comments,
     decisions,
@@ -51,7 +52,7 @@ def delete_note(connection: Connection, note_id: int, user: int | None, address:
     values |= {"assignee_id": None, "coding": "cancelled" if note.coding == "waiting" else note.coding}
     connection.execute(update(notes).where(notes.c.id == note_id).values(**values))
     came = connection.scalars(select(documents.c.batch_id).where(documents.c.note_id == note_id).distinct()).all()
-    for table in (documents, codings, decisions, comments, query_events, queries):
+    for table in (bill_audits, documents, codings, decisions, comments, query_events, queries):
         connection.execute(delete(table).where(table.c.note_id == note_id))
     others = select(documents.c.id).where(documents.c.batch_id == batches.c.id).exists()
     # The name of a batch is that of a file, or the id of its only document.

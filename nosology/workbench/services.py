@@ -25,6 +25,7 @@ from nosology.models.siblings.sibling_chooser import SiblingChooser
 from nosology.workbench import blind_access, cases, double_coding
 from nosology.workbench.accounts import User
 from nosology.workbench.audit_log import log_access
+from nosology.workbench.bill_audit import BillAuditJob
 from nosology.workbench.change_feed import continue_clock
 from nosology.workbench.coding import BackgroundCoder, CoderPool, cancel_batch, resume_batch
 from nosology.workbench.conversation import has_open_query, load_conversation
@@ -55,6 +56,7 @@ class Services:
     pool: CoderPool
     background: BackgroundCoder
     retention: RetentionJob
+    bill_audit: BillAuditJob
     lock: StoreLock
     coding_limiter: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(32))
     sign_in_limit: FailureLimit = field(default_factory=lambda: FailureLimit(10, 60.0))  # per address
@@ -89,16 +91,19 @@ class Services:
             lock.release()
             raise
         background = BackgroundCoder(engine, pool, coder_id, concurrency=settings.workers + 1)
-        services = cls(settings, engine, pool, background, RetentionJob(engine), lock, server_key=key, ready=True)
-        services.drg_weights, services.siblings = weights, SiblingChooser.load(settings.bundle)
+        jobs = (RetentionJob(engine), BillAuditJob(engine, pool, weights))
+        services = cls(settings, engine, pool, background, *jobs, lock, server_key=key, drg_weights=weights, ready=True)
+        services.siblings = SiblingChooser.load(settings.bundle)
         background.start()
         services.retention.start()
+        services.bill_audit.start()
         return services
 
     def stop(self) -> None:
         """Finishes running tasks, then ends. Waiting notes stay in the database."""
         self.ready = False
         self.retention.stop()
+        self.bill_audit.stop()
         self.background.stop()
         self.pool.close()
         self.engine.dispose()

@@ -198,6 +198,16 @@ query_events = _table(
     Column("text", sa.Text),
 )
 
+# findings of an audit of the final codes, see bill_audit; those of an older version do not count
+bill_audits = _table(
+    "bill_audits",
+    Column("note_id", Integer, ForeignKey("notes.id"), primary_key=True),
+    Column("version", Integer, nullable=False),  # of the review
+    Column("made", Double, nullable=False),
+    Column("found", Integer, nullable=False),  # number of findings
+    Column("findings", JSON(none_as_null=True)),  # without words of the note; None: it cannot be audited
+)
+
 audit = _table(
     "audit",
     Column("at", Double, nullable=False, index=True),

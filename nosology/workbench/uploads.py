@@ -9,12 +9,13 @@ from pathlib import PurePath
 from typing import Any
 
 from nosology.claims.encounter import ROLES, SETTINGS
+from nosology.claims.encounter_values import iso_date
+from nosology.claims.fhir_documents import read_fhir
 from nosology.core import DataError, Note
 from nosology.corpora.notes_file import is_notes_file, read_notes
 from nosology.corpora.text_files import InputFile, note_text, open_bytes
 from nosology.corpora.validation import RecordValidator
-from nosology.workbench.encounter_data import complete_encounter, iso_date, parse_disposition, parse_sex
-from nosology.workbench.fhir_import import read_fhir
+from nosology.workbench.encounter_data import complete_encounter, parse_disposition, parse_sex
 
 MAX_NOTE_LENGTH = 4_000_000  # characters
 MAX_NOTES_OF_FILE, MAX_UNPACKED_BYTES = 200_000, 256 << 20  # of a file

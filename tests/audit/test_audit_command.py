@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
+from nosology.audit.audit_input import read_audit_input, read_bills
+from nosology.audit.auditor import RayAuditor, _row
 from nosology.cli import main
+from tests.audit.interchange import WrittenClaim, write_837
+from tests.audit.test_fhir_claims import bundle_of, claim, diagnosis, document
 
 TEXT = "DISCHARGE DIAGNOSES:\n1. Hypertension\n2. CKD stage 4\n3. Chronic diastolic heart failure\n4. No pneumonia"
 BILLED = "id,code,order,poa,coder\na,I5032,2,Y,kim\na,J18.9,3,Y,kim\na,I13.0,1,Y,kim\na,N18.4,4,Y,kim\nb,M10.9,1,,lee\n"
@@ -79,6 +86,107 @@ def test_a_stopped_audit_continues_and_gives_the_same_report(run, inputs):
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == whole
     code, _, err = run(*options(*inputs), "--reference", "coder")
     assert code == 1 and "other files or with other settings" in err
+
+
+@pytest.fixture
+def many(tmp_path):
+    """20 encounters; their findings differ."""
+    notes, billed = tmp_path / "many.jsonl", tmp_path / "many.csv"
+    diseases = ("Hypertension", "No pneumonia", "Gout", "Asthma", "Type 2 diabetes mellitus")
+    rows = [
+        {"id": f"e{number}", "text": f"Assessment: {diseases[number % 5]}.", "setting": "outpatient"}
+        for number in range(20)
+    ]
+    notes.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    codes = ("I10", "J18.9", "M10.9")
+    lines = [f"e{number},{codes[number % 3]}" for number in range(20)]
+    billed.write_text("\n".join(["id,code", *lines]), encoding="utf-8")
+    return notes, billed
+
+
+def test_two_processes_give_the_report_of_one_also_after_a_stop(run, many, tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert run(*options(*many, one), "--workers", 1)[0] == 0
+    assert run(*options(*many, two), "--workers", 2)[0] == 0
+    whole = {path.name: path.read_bytes() for path in one.iterdir()}
+    assert len(whole["findings.jsonl"].splitlines()) == 20
+    assert {path.name: path.read_bytes() for path in two.iterdir()} == whole
+    (two / "findings.jsonl").write_bytes(b"".join(whole["findings.jsonl"].splitlines(keepends=True)[:3]))
+    assert run(*options(*many, two), "--workers", 2)[0] == 0
+    assert {path.name: path.read_bytes() for path in two.iterdir()} == whole
+
+
+@pytest.mark.timeout(180)
+def test_ray_gives_the_report_of_one_process(run, many, tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert run(*options(*many, one), "--workers", 1)[0] == 0
+    # A separate process: Ray's threads and its log handlers would outlive a test.
+    command = [sys.executable, "-m", "nosology", "audit", *map(str, options(*many, two)), "--engine", "ray"]
+    ray = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}, timeout=170
+    )
+    assert ray.returncode == 0 and "20 encounters" in ray.stdout
+    assert all(line.startswith("auditing: ") for line in ray.stderr.splitlines())  # nothing of Ray
+    whole = {path.name: path.read_bytes() for path in one.iterdir()}
+    assert {path.name: path.read_bytes() for path in two.iterdir()} == whole
+
+
+def test_an_encounter_with_a_wrong_field_is_an_error_in_a_ray_worker(many):
+    notes, billed = many
+    item = read_audit_input(notes, read_bills(billed)).encounters[0]
+    wrong = replace(item, note=replace(item.note, extra={"setting": "home"}))
+    worker = RayAuditor({"bundle": "day-one", "reference": "claim", "min_confidence": 0.5, "weights": {}})
+    rows = worker({"encounter": [_row(item)["encounter"], _row(wrong)["encounter"]]})
+    assert json.loads(rows["record"][0])["id"] == "e0" and rows["error"][0] == ""
+    assert rows["record"][1] == "" and "note 1: setting must be one of" in rows["error"][1]
+
+
+def test_rows_of_an_encounter_are_joined(run, tmp_path):
+    notes, billed, out = tmp_path / "notes.jsonl", tmp_path / "billed.csv", tmp_path / "report"
+    rows = [
+        {"id": "d1", "encounter": "a", "patient": "p", "text": "History: fever.", "date": "2025-11-01", "sex": "F"},
+        {"id": "d2", "text": "Assessment: gout.", "setting": "outpatient"},
+        {"id": "d3", "encounter": "a", "patient": "p", "text": "DISCHARGE DIAGNOSES:\nNo pneumonia. Gout."},
+    ]
+    notes.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    billed.write_text("id,code\na,J18.9\na,M10.9\nd2,M10.9\n", encoding="utf-8")
+    assert run(*options(notes, billed, out))[0] == 0
+    first, second = (json.loads(line) for line in (out / "findings.jsonl").read_text("utf-8").splitlines())
+    assert (first["id"], second["id"]) == ("a", "d2") and "documents" not in second
+    assert [item["id"] for item in first["documents"]] == ["d1", "d3"]
+    (span,) = next(item for item in first["findings"] if item["code"] == "J18.9")["evidence"]
+    start = span["start"] - first["documents"][1]["start"]
+    assert span["text"] == "pneumonia" == rows[2]["text"][start : start + 9]
+    (row,) = csv.DictReader((out / "findings.csv").read_text("utf-8").splitlines())
+    assert row["document"] == "d3"
+    rows[2]["patient"] = "q"
+    notes.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    code, _, err = run(*options(notes, billed, tmp_path / "other"))
+    assert code == 1 and "note 1: the documents of this encounter are of several patients" in err
+
+
+def test_bills_may_be_837_claims_or_fhir(run, tmp_path):
+    text = "DISCHARGE DIAGNOSES:\n1. Hypertension\n2. No pneumonia"
+    notes, billed, out = tmp_path / "notes.jsonl", tmp_path / "claims.837", tmp_path / "report"
+    notes.write_text(json.dumps({"id": "A1", "text": text}), encoding="utf-8")
+    billed.write_text(write_837([WrittenClaim("A1", [("I10", "Y"), ("J189", "Y")])]), encoding="ascii")
+    assert run(*options(notes, billed, out))[0] == 0
+    first = json.loads((out / "findings.jsonl").read_text("utf-8"))
+    diagnoses = [diagnosis(1, "I10", poa="Y"), diagnosis(2, "J18.9", poa="Y")]
+    patient = {"resourceType": "Patient", "id": "p1", "gender": "female", "birthDate": "1955-03-10"}
+    stay = {"resourceType": "Encounter", "id": "A1", "class": {"code": "IMP"}}
+    stay |= {"period": {"start": "2025-11-03", "end": "2025-11-08"}}
+    resources = [patient, stay, document("d", text, "A1"), claim("k", diagnoses, "A1")]
+    bundle = tmp_path / "bundle.json"
+    bundle.write_text(json.dumps(bundle_of(resources)), encoding="utf-8")
+    assert run("--notes", bundle, "--out", tmp_path / "fhir")[0] == 0
+    second = json.loads((tmp_path / "fhir" / "findings.jsonl").read_text("utf-8"))
+    assert first["setting"] == second["setting"] == "inpatient" and first["billed"] == second["billed"]
+    assert [it["code"] for it in first["findings"] if it["kind"] == "unsupported"] == ["J18.9"]
+    assert [it["effect"]["drg"] for it in first["findings"]] == [it["effect"]["drg"] for it in second["findings"]]
+    billed.write_text("ISA*SECRETNAME", encoding="ascii")
+    code, _, err = run(*options(notes, billed, tmp_path / "third"))
+    assert code == 1 and "segment 1 is not valid X12" in err and "SECRETNAME" not in err and "Traceback" not in err
 
 
 def test_findings_below_the_confidence_are_not_reported(run, inputs):

@@ -583,6 +583,7 @@ PAGES = (
     "/",
     "/batches",
     "/measures",
+    "/findings",
     "/triage",
     "/users",
     "/audit",

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet as pq
 
+from nosology.claims.fhir_documents import html_text
 from nosology.core import DataError, Note
 from nosology.workbench import uploads
-from nosology.workbench.fhir_import import html_text
 from nosology.workbench.uploads import normalize_encounter, read_upload
 
 

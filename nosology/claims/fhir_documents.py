@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 from html.parser import HTMLParser
 from typing import Any
 
+from nosology.claims.encounter_values import DISPOSITIONS, iso_date, years_between
 from nosology.core import DataError, Note
 from nosology.corpora.text_files import decode, note_text
 from nosology.corpora.validation import RecordValidator
-from nosology.workbench.encounter_data import DISPOSITIONS, iso_date, years_between
 
 _SETTINGS = {  # codes of Encounter.class (v3-ActCode); observation is outpatient care (guideline IV.A.2)
     **dict.fromkeys(("IMP", "ACUTE", "NONAC", "SS"), "inpatient"),
@@ -43,6 +43,7 @@ DISPOSITION_CODES = {  # of FHIR's code system discharge-disposition, each with 
     "snf": "03",
     "oth": "70",
 }
+_REFERENCED = ("Patient", "Encounter", "Condition", "Procedure")  # by documents and claims
 _WITHDRAWN = ("entered-in-error", "superseded")  # values of DocumentReference.status
 _BLOCKS = {"p", "pre", "div", "br", "tr", "li", "table", "section", "ul", "ol", "hr"} | {
     f"h{level}" for level in range(1, 7)
@@ -52,21 +53,22 @@ _HIDDEN = {"script", "style", "title", "template"}
 
 def read_fhir(value: Any, name: str) -> Iterator[Note]:
     """One note per DocumentReference with text, plain or HTML; DataError says in which row something is wrong."""
-    resources = _bundle_resources(value, name)
-    documents = [item for item in resources.values() if _type(item) == "DocumentReference"]
+    resources = bundle_resources(value, name)
+    documents = [item for item in resources.values() if resource_type(item) == "DocumentReference"]
     if not documents:
         raise DataError(f"{name}: expected a DocumentReference, or a Bundle with one; there is none")
     for row, item in enumerate(documents, 1):
         yield _document_note(item, resources, f"{name} row {row}")
 
 
-def _type(item: Any) -> Any:
+def resource_type(item: Any) -> Any:
+    """The type of a FHIR resource; None if the value is none."""
     return item.get("resourceType") if isinstance(item, dict) else None
 
 
-def _bundle_resources(value: Any, name: str) -> dict[str, Any]:
+def bundle_resources(value: Any, name: str) -> dict[str, Any]:
     """The resources by the references that can name them: fullUrl, and type with id."""
-    if _type(value) != "Bundle":
+    if resource_type(value) != "Bundle":
         return {"": value}
     entries = value.get("entry") or []
     if not isinstance(entries, list):
@@ -75,18 +77,18 @@ def _bundle_resources(value: Any, name: str) -> dict[str, Any]:
     for number, entry in enumerate(item for item in entries if isinstance(item, dict)):
         resource, url = entry.get("resource"), str(entry.get("fullUrl") or number)
         found[f"{url} {number}" if url in found else url] = resource  # none is left out
-        if isinstance(resource, dict) and _type(resource) in ("Patient", "Encounter") and resource.get("id"):
-            found[f"{_type(resource)}/{resource['id']}"] = resource
+        if isinstance(resource, dict) and resource_type(resource) in _REFERENCED and resource.get("id"):
+            found[f"{resource_type(resource)}/{resource['id']}"] = resource
     return found
 
 
-def _referenced(reference: Any, kind: str, resources: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+def referenced(reference: Any, kind: str, resources: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     """The text of a reference and the resource of a kind that it names; {} if the Bundle does not have it."""
     text = str((reference or {}).get("reference") or "") if isinstance(reference, dict) else ""
     text = text.partition("/_history/")[0]
     local = "/".join(text.rsplit("/", 2)[-2:])  # of an absolute address
     found = resources.get(text) or resources.get(local)
-    return text, found if isinstance(found, dict) and _type(found) == kind else {}
+    return text, found if isinstance(found, dict) and resource_type(found) == kind else {}
 
 
 def _document_note(item: dict[str, Any], resources: Mapping[str, Any], where: str) -> Note:
@@ -102,20 +104,20 @@ def _document_note(item: dict[str, Any], resources: Mapping[str, Any], where: st
     if text is None and not withdrawn:
         raise DataError(f"{where}: no attachment with text or HTML in it (addresses are not followed)")
     contained = {f"#{it.get('id')}": it for it in item.get("contained") or [] if isinstance(it, dict)}
-    context, resources = item.get("context") or {}, {**resources, **contained}
-    subject, patient = _referenced(item.get("subject"), "Patient", resources)
-    visit, encounter = _referenced(next(iter(context.get("encounter") or []), None), "Encounter", resources)
+    context, resources = item.get("context") or {}, {**resources, **contained} if contained else resources
+    subject, patient = referenced(item.get("subject"), "Patient", resources)
+    visit, encounter = referenced(next(iter(context.get("encounter") or []), None), "Encounter", resources)
     note_id = checked.id or next((i.get("value") for i in item.get("identifier") or [] if i.get("value")), None)
     if not note_id:
         raise DataError(f"{where}: a DocumentReference needs an id or an identifier")
     extra = _encounter_fields(item, context, patient, encounter, where)
-    extra |= {"encounter": _resource_id(visit, encounter), "document": _document_kind(item)}
+    extra |= {"encounter": resource_id(visit, encounter), "document": _document_kind(item)}
     extra |= {"withdrawn": True} if withdrawn else {}
-    subject_id = _resource_id(subject, patient)
+    subject_id = resource_id(subject, patient)
     return Note(str(note_id), text or "", patient=subject_id, lang=item.get("language"), extra=extra)
 
 
-def _resource_id(reference: str, resource: Mapping[str, Any]) -> str | None:
+def resource_id(reference: str, resource: Mapping[str, Any]) -> str | None:
     """The id of a patient or encounter: that of the resource, else its first identifier, else the reference.
 
     The id of a resource within the document, such as "#p", is no name: other documents have it, too.

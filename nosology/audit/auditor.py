@@ -1,0 +1,128 @@
+"""The audit of many encounters: in this process, in processes forked from it, or on a Ray cluster."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nosology.audit.billed_codes import Bill
+from nosology.audit.correction import Weights
+from nosology.audit.encounter_audit import MIN_CONFIDENCE, audit_encounter
+from nosology.audit.finding import BilledCode
+from nosology.claims.encounter import stated_fields
+from nosology.core import Code, ConfigError, DataError, Note
+from nosology.core.forked_processes import forked_map
+from nosology.core.parallel import cores
+from nosology.serving.coder import Coder
+
+
+@dataclass(frozen=True, slots=True)
+class BilledEncounter:
+    """The text of an encounter and its bill. where: for messages. documents: ids and starts of joined documents."""
+
+    note: Note
+    bill: Bill
+    where: str
+    documents: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Auditor:
+    """Audits encounters with a coder that was loaded for claims; see audit_encounter."""
+
+    coder: Coder
+    reference: str = "claim"
+    min_confidence: float = MIN_CONFIDENCE
+    weights: Weights = field(default_factory=dict)
+
+    def __call__(self, item: BilledEncounter) -> dict[str, Any]:
+        """The record of an encounter; DataError if one of its fields is wrong."""
+        suggestions = next(self.coder.code_all([item.note]))
+        try:
+            result = audit_encounter(
+                item.note.id,
+                item.note.text,
+                item.bill.codes,
+                suggestions,
+                {**item.bill.stated, **stated_fields(item.note)},
+                reference=self.reference,
+                weights=self.weights,
+                min_confidence=self.min_confidence,
+            )
+        except ConfigError as error:  # a wrong field of the encounter
+            raise DataError(f"{item.where}: {error}") from error
+        documents = {"documents": [{"id": name, "start": at} for name, at in item.documents]} if item.documents else {}
+        return result.to_json() | {"coder": item.bill.coder} | documents
+
+    def audit_all(self, items: Iterable[BilledEncounter], workers: int | None = None) -> Iterator[dict[str, Any]]:
+        """The record of each encounter, in order.
+
+        workers: processes; by default as many as there are cores for a lexicon, which needs no torch, else one.
+        """
+        if self.coder.model.kind != "lexicon":
+            return map(self, items)
+        return forked_map(self, items, workers or cores())
+
+
+def audit_on_ray(
+    items: Iterable[BilledEncounter], options: dict[str, Any], *, workers: int = 2, address: str | None = None
+) -> Iterator[dict[str, Any]]:
+    """The record of each encounter, in order, by workers of a Ray cluster. options: of RayAuditor."""
+    from nosology.serving.ray_engine import map_on_ray
+
+    for row in map_on_ray(map(_row, items), RayAuditor, (options,), workers=workers, address=address):
+        if row["error"]:
+            raise DataError(row["error"])
+        yield json.loads(row["record"])
+
+
+class RayAuditor:
+    """An auditor in a Ray worker: maps blocks of encounters to blocks of records as JSON."""
+
+    def __init__(self, options: dict[str, Any]):
+        self.auditor = load_auditor(**options)
+
+    def __call__(self, block: dict[str, Any]) -> dict[str, list[str]]:
+        """The records of a block; an encounter with a wrong field has an error in its place."""
+        records, errors = [], []
+        for row in block["encounter"]:
+            try:
+                records.append(json.dumps(self.auditor(_encounter(row)), ensure_ascii=False))
+                errors.append("")
+            except DataError as error:
+                records.append("")
+                errors.append(str(error))
+        return {"record": records, "error": errors}
+
+
+def load_auditor(bundle: str | Path, reference: str, min_confidence: float, weights: Weights) -> Auditor:
+    """An auditor with the coder of a bundle folder, or day-one."""
+    return Auditor(Coder.for_claims(bundle, systems=["icd10cm"]), reference, min_confidence, weights)
+
+
+def _row(item: BilledEncounter) -> dict[str, str]:
+    """An encounter as a row of a block."""
+    note, bill = item.note, item.bill
+    return {
+        "encounter": json.dumps(
+            {
+                "note": {"id": note.id, "text": note.text, "extra": dict(note.extra)},
+                "bill": {"codes": bill.codes, "coder": bill.coder, "stated": dict(bill.stated)},
+                "where": item.where,
+                "documents": item.documents,
+            },
+            default=lambda value: [*value.code, value.poa] if isinstance(value, BilledCode) else str(value),
+        )
+    }
+
+
+def _encounter(row: str) -> BilledEncounter:
+    """The encounter of a row."""
+    given = json.loads(row)
+    bill = given["bill"]
+    codes = tuple(BilledCode(Code(system, code), poa) for system, code, poa in bill["codes"])
+    documents = tuple((name, start) for name, start in given["documents"])
+    return BilledEncounter(Note(**given["note"]), Bill(codes, bill["coder"], bill["stated"]), given["where"], documents)
