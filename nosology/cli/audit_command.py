@@ -29,9 +29,13 @@ def audit(
         str,
         typer.Option(metavar="claim|coder", help="Audit against the claim, or against the codes the coder accepts."),
     ] = "claim",
+    auditor: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="A folder of `nosology audit-fit`: it decides about codes.")
+    ] = None,
     min_confidence: Annotated[
-        float, typer.Option(min=0, max=1, help="Of a finding; less sure ones are not reported.")
-    ] = 0.5,
+        float | None,
+        typer.Option(min=0, max=1, help="Of a finding; default: 0.5, or the probabilities that the auditor chose."),
+    ] = None,
     drg_weights: Annotated[
         list[Path] | None, typer.Option(metavar="FILE", help="CMS Table 5 of a fiscal year; may be repeated.")
     ] = None,
@@ -43,6 +47,8 @@ def audit(
     from nosology.audit.audit_folder import AuditFolder
     from nosology.audit.billed_codes import read_billed_codes
     from nosology.audit.encounter_audit import REFERENCES, audit_encounter
+    from nosology.audit.support_features import MAX_SUGGESTIONS
+    from nosology.audit.support_model import SupportModel
     from nosology.claims.drg_weights import load_drg_weights
     from nosology.claims.encounter import stated_fields
     from nosology.core import __version__
@@ -61,19 +67,22 @@ def audit(
             "notes": sha256(notes),
             "billed": sha256(billed),
             "coder": str(coder),
+            "auditor": str(auditor or ""),
             "reference": reference,
             "min_confidence": min_confidence,
             "drg_weights": [sha256(path) for path in drg_weights or ()],
         },
     )
     loaded = Coder.for_claims(coder, systems=["icd10cm"])
+    support = SupportModel.for_coder(auditor, coder) if auditor else None
     gc.freeze()  # the tables stay until the end: garbage collection need not visit them again and again
     seen: set[str] = set()
     for note in progress(_each_once(notes, seen), "auditing", total=len(bills), unit="encounters"):
         bill = bills.get(note.id)
         if bill is None or note.id in folder.done:
             continue
-        suggestions = next(loaded.code_all([note]))
+        suggestions = next(loaded.code_all([note], MAX_SUGGESTIONS if support else None))
+        names = [item.code.code for item in bill.codes if item.code.system == "icd10cm"]
         try:
             result = audit_encounter(
                 note.id,
@@ -84,6 +93,7 @@ def audit(
                 reference=reference,
                 weights=weights,
                 min_confidence=min_confidence,
+                judgement=support.judge(note.text, names, suggestions) if support else None,
             )
         except ConfigError as error:  # a wrong field of the encounter
             raise DataError(f"{notes}: note {len(seen)}: {error}") from error
