@@ -33,7 +33,7 @@ BILLS = {"untouched": 1, "dropped": 3, "sibling": 1, "foreign": 2}
 """Kinds of planted errors, and the bills with each per note."""
 _FOLDS = 5  # of notes that the coder was not trained on
 FALSE_ALARMS = {"unsupported": 0.05, "other_code": 0.03}
-"""The share of right codes for which a classifier of billed codes may raise a false alarm."""
+"""The largest share of right codes for which a classifier of billed codes may raise a false alarm."""
 _SETTINGS = StackingSettings(rounds=120, leaves=10)
 
 
@@ -60,7 +60,7 @@ def planted_rows(
     notes: Sequence[Note], suggestions: Sequence[Sequence[Suggestion]], folds: np.ndarray, seed: int = 0
 ) -> PlantedRows:
     """The rows of all bills of the notes with at least two ICD-10-CM codes; folds: of each note."""
-    gold = [list(dict.fromkeys(it.code for it in note.codes if it.system == "icd10cm")) for note in notes]
+    gold = [_diagnoses(note) for note in notes]
     used = [number for number, codes in enumerate(gold) if len(codes) > 1]
     if len(set(folds[used].tolist())) < 2:
         raise DataError("the support model needs coded notes with two ICD-10-CM codes in two folds at least")
@@ -84,6 +84,11 @@ def planted_rows(
             for name, codes in (("billed", bill.codes), ("missing", candidates(features, bill.codes))):
                 parts[name].append((features.rows(codes, bill.codes), fold, kind, _is_planted(codes, bill, kind, name)))
     return PlantedRows(_rows(parts["billed"]), _rows(parts["missing"]), errors)
+
+
+def _diagnoses(note: Note) -> list[str]:
+    """The ICD-10-CM codes of a note, each once."""
+    return list(dict.fromkeys(code.code for code in note.codes if code.system == "icd10cm"))
 
 
 def _is_planted(codes: Sequence[str], bill: PlantedBill, kind: str, name: str) -> np.ndarray:
@@ -117,14 +122,12 @@ def fit_support_model(
             inside = fold == number
             fitted = Stacker.fit(features[~inside], planted[~inside], _SETTINGS, seed)
             held_out[inside] = fitted.probabilities(features[inside])
+        kinds = part.kind[used]
+        thresholds[name] = best_threshold(held_out[kinds == kind], planted[kinds == kind], rows.errors[kind])
         if name in FALSE_ALARMS:
-            thresholds[name] = float(np.quantile(held_out[part.kind[used] == "untouched"], 1 - FALSE_ALARMS[name]))
-        else:
-            thresholds[name] = best_threshold(held_out, planted, rows.errors[kind])
-    statistics = BillStatistics.count(
-        (dict.fromkeys(it.code for it in note.codes if it.system == "icd10cm"), set(note_keys(note.text)))
-        for note in notes
-    )
+            limit = float(np.quantile(held_out[kinds == "untouched"], 1 - FALSE_ALARMS[name]))
+            thresholds[name] = max(thresholds[name], limit)
+    statistics = BillStatistics.count((_diagnoses(note), set(note_keys(note.text))) for note in notes)
     return SupportModel(statistics, classifiers, thresholds, coder)
 
 
