@@ -74,15 +74,12 @@ class BillStatistics:
         return sum(islice(ratios, _TOPIC_WORDS)) / _TOPIC_WORDS
 
     def to_json(self) -> dict[str, Any]:
-        """The numbers; pairs are lists of two names and a number."""
+        """The numbers, sorted by name; pairs are lists of two names and a number."""
         return {
             "notes": self.notes,
-            "codes": self.codes,
-            "categories": self.categories,
-            "code_pairs": [[*pair, n] for pair, n in self.code_pairs.items()],
-            "category_pairs": [[*pair, n] for pair, n in self.category_pairs.items()],
-            "words": self.words,
-            "typical": self.typical,
+            **{name: dict(sorted(getattr(self, name).items())) for name in ("codes", "categories", "words", "typical")},
+            "code_pairs": [[*pair, n] for pair, n in sorted(self.code_pairs.items())],
+            "category_pairs": [[*pair, n] for pair, n in sorted(self.category_pairs.items())],
         }
 
     @classmethod
@@ -91,7 +88,8 @@ class BillStatistics:
             value["notes"],
             Counter(value["codes"]),
             Counter(value["categories"]),
-            *(Counter({(a, b): n for a, b, n in value[name]}) for name in ("code_pairs", "category_pairs")),
+            Counter({(one, other): n for one, other, n in value["code_pairs"]}),
+            Counter({(one, other): n for one, other, n in value["category_pairs"]}),
             Counter(value["words"]),
             value["typical"],
         )
