@@ -14,11 +14,14 @@ from nosology.audit.encounter_audit import audit_encounter
 from nosology.audit.finding import BilledCode
 from nosology.audit.planted_errors import plant
 from nosology.audit.support_features import FEATURES, MAX_SUGGESTIONS, NoteFeatures
-from nosology.audit.support_model import Judgement, SupportModel
+from nosology.audit.support_model import Judgement, SupportModel, coder_fingerprint
 from nosology.audit.support_training import best_threshold, fit_auditor
 from nosology.cli import main
+from nosology.config import load_recipe
 from nosology.core import BundleError, Code, ConfigError, EvidenceSpan, Note, Suggestion
 from nosology.corpora.corpus import write_corpus
+from nosology.models.lexicon.lexicon_settings import LearnSettings, LexiconRecipe
+from nosology.models.train import train
 from nosology.serving.coder import Coder
 
 DISEASES = {
@@ -116,6 +119,25 @@ def test_a_stored_auditor_judges_alike_and_refuses_other_coders(model, coder, tm
         SupportModel.load(tmp_path / "auditor")
     with pytest.raises(BundleError, match="audit-fit"):
         SupportModel.load(tmp_path)
+
+
+def test_a_lexicon_has_an_auditor_from_its_own_train_notes(corpus, tmp_path):
+    learn = LearnSettings(folds=2, rounds=10, forest=5, min_leaf=5)
+    train(LexiconRecipe(learn=learn), [corpus], tmp_path / "bundle")
+    model = fit_auditor(tmp_path / "bundle", corpus)
+    assert model.coder == coder_fingerprint(tmp_path / "bundle") and model.statistics.notes == 40
+    (note,) = _notes(1, 4)
+    gold = [code.code for code in note.codes]
+    foreign = next(code for code in DISEASES.values() if code not in gold)
+    suggestions = Coder.for_claims(tmp_path / "bundle").code(note.text, MAX_SUGGESTIONS)
+    judged = model.judge(note.text, [*gold, foreign], suggestions)
+    assert judged.unsupported[foreign] > max(judged.unsupported[code] for code in gold)
+
+
+def test_a_coder_that_knows_the_notes_and_has_no_folds_is_refused(corpus, tmp_path):
+    train(load_recipe("linear", []), [corpus], tmp_path / "bundle")
+    with pytest.raises(ConfigError, match="linear needs a corpus that it was not trained on"):
+        fit_auditor(tmp_path / "bundle", corpus)
 
 
 def test_findings_of_a_judgement_have_its_probabilities_and_come_by_confidence():
