@@ -1,18 +1,22 @@
 """Audits of gold code sets with planted errors: precision and recall by kind of error, false alarms.
 
-python benchmarks/quality/audit.py FILE [--coder BUNDLE] [--reference claim|coder] [--limit N] [--seed 0]
+python benchmarks/quality/audit.py FILE [--coder BUNDLE] [--auditor DIR] [--reference claim|coder] [--limit N]
 
-FILE: JSON lines with id, text, codes (gold), and optionally setting, principal and optional (codes neither right nor
-wrong). Each note is audited once as it is, and once for each kind of error, with a quarter of its codes (at least one)
+FILE: JSON lines with id, text, codes (gold), and optionally setting, principal, optional (codes neither right nor
+wrong) and evidence; or the number of patients of a simulated hospital, whose ICD-10 discharge summaries are audited.
+Each note is audited once as it is, and once for each kind of error, with a quarter of its codes (at least one)
 
   dropped   left out
   sibling   replaced by another billable code of the category that is not gold
   foreign   added: codes of another note of categories that this note does not have
   moved     put first in place of the principal diagnosis (needs `principal`; one code)
+  negated   billed, while the text is changed: "no evidence of" before all places of their evidence (needs `evidence`)
+  aged      the same with "history of ..., resolved years ago"
 
 An error is found by a finding of its kind about its code: not_billed; less_specific, more_specific or other_code;
-unsupported; sequencing. `flagged`: by any finding about the code. Precision: of the findings of that kind in these
-bills. False alarms: billed codes of the untouched bills with a finding that the code is unsupported or another one.
+unsupported (also of negated and aged ones); sequencing. `flagged`: by any finding about the code. Precision: of the
+findings of that kind in these bills. False alarms: billed codes of the untouched bills with a finding that the code is
+unsupported or another one.
 """
 
 from __future__ import annotations
@@ -20,70 +24,99 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import re
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from nosology.audit.encounter_audit import REFERENCES, audit_encounter
 from nosology.audit.finding import BilledCode, EncounterAudit
-from nosology.codes import table
+from nosology.audit.planted_errors import SHARE, PlantedBill, plant
+from nosology.audit.support_features import MAX_SUGGESTIONS
+from nosology.audit.support_model import SupportModel
 from nosology.core import Code
+from nosology.corpora.simulate.hospital import simulate_notes
 from nosology.serving.coder import Coder
 
-SHARE = 0.25
 RELATED = ("less_specific", "more_specific", "other_code")
-FOUND_BY = {"dropped": ("not_billed",), "sibling": RELATED, "foreign": ("unsupported",), "moved": ("sequencing",)}
+FOUND_BY = {
+    "dropped": ("not_billed",),
+    "sibling": RELATED,
+    "foreign": ("unsupported",),
+    "moved": ("sequencing",),
+    "negated": ("unsupported",),
+    "aged": ("unsupported",),
+}
+EDITS = {
+    "negated": {"en": r"no evidence of \g<0>", "es": r"sin evidencia de \g<0>"},
+    "aged": {"en": r"history of \g<0>, resolved years ago", "es": r"antecedentes de \g<0>, resuelto hace años"},
+}
 RESULTS = Path(__file__).parents[1] / "results" / "quality_audit.json"
 
 
-class Bill(NamedTuple):
-    """Billed codes in order, and the codes about which a finding is right."""
+class Edited(NamedTuple):
+    """A text in which some codes have lost their support."""
 
-    codes: list[str]
-    planted: set[str]
-
-
-def plant(kind: str, gold: list[str], others: list[str], chance: random.Random) -> Bill:
-    """A bill with errors of one kind; others: codes of another note."""
-    count = max(1, round(SHARE * len(gold)))
-    if kind == "dropped":
-        gone = set(chance.sample(gold, min(count, len(gold) - 1)))
-        return Bill([code for code in gold if code not in gone], gone)
-    if kind == "foreign":
-        categories = {code[:3] for code in gold}
-        allowed = sorted({code for code in others if code[:3] not in categories})
-        added = chance.sample(allowed, min(count, len(allowed)))
-        return Bill([*gold, *added], set(added))
-    if kind == "moved":
-        first = chance.choice(gold[1:]) if len(gold) > 1 else None
-        return Bill([first, *(code for code in gold if code != first)], {first}) if first else Bill(gold, set())
-    replaced = {code: _sibling(code, gold, chance) for code in chance.sample(gold, count)}
-    replaced = {code: other for code, other in replaced.items() if other}
-    return Bill(list(dict.fromkeys(replaced.get(code, code) for code in gold)), set(replaced.values()))
+    text: str
+    codes: set[str]
 
 
-def _sibling(code: str, gold: list[str], chance: random.Random) -> str:
-    lines = table("icd10cm")
-    below = lines.descendants(code[:3]) if code[:3] in lines else []
-    choices = [line for line in below if lines.billable(line) and line not in gold and line != code]
-    return chance.choice(choices) if choices else ""
+def edit_evidence(kind: str, case: dict[str, Any], gold: list[str], chance: random.Random) -> Edited:
+    """The text after the evidence of a quarter of the codes was negated or moved to the past.
+
+    Chosen are codes whose words are not evidence of another code. All places of a note with these words are changed.
+    """
+    words: dict[str, set[str]] = {}
+    for item in case["evidence"]:
+        for start, end in item.get("spans") or [(item["start"], item["end"])]:
+            words.setdefault(item["code"].upper(), set()).add(case["text"][start:end].lower())
+    allowed = [
+        code
+        for code in gold
+        if words.get(code)
+        and not any(_is_inside(a, b) for other in words if other != code for a in words[code] for b in words[other])
+    ]
+    chosen = chance.sample(allowed, min(len(allowed), max(1, round(SHARE * len(gold)))))
+    places = {word for code in chosen for word in words[code]}
+    if not places:
+        return Edited(case["text"], set())
+    longest = "|".join(re.escape(word) for word in sorted(places, key=len, reverse=True))
+    form = EDITS[kind][case.get("lang", "en")]
+    return Edited(re.sub(rf"(?<!\w)(?:{longest})(?!\w)", form, case["text"], flags=re.IGNORECASE), set(chosen))
 
 
-def measure(cases: list[dict[str, Any]], coder: Coder, reference: str, seed: int) -> dict[str, Any]:
+def _is_inside(one: str, other: str) -> bool:
+    return one in other or other in one
+
+
+def measure(
+    cases: list[dict[str, Any]], coder: Coder, reference: str, seed: int, auditor: SupportModel | None = None
+) -> dict[str, Any]:
     """Counts and scores by kind of error, and false alarms."""
     counts: dict[str, Counter[str]] = {kind: Counter() for kind in ("untouched", *FOUND_BY)}
+    top = MAX_SUGGESTIONS if auditor else None
     for number, case in enumerate(cases):
         gold, optional = _gold(case), {item["code"] for item in case.get("optional", ())}
         others = _gold(cases[(number + 1) % len(cases)])
-        suggestions = coder.code(case["text"])
+        known = coder.code(case["text"], top)
         stated = {"setting": case["setting"].split()[0]} if case.get("setting") else {}
         for kind, counter in counts.items():
-            if kind == "moved" and not case.get("principal"):
-                continue
             chance = random.Random(f"{seed} {case['id']} {kind}")
-            bill = Bill(gold, set()) if kind == "untouched" else plant(kind, gold, others, chance)
+            text, suggestions = case["text"], known
+            if kind in EDITS:
+                text, edited = edit_evidence(kind, case, gold, chance) if case.get("evidence") else (text, set())
+                bill = PlantedBill(gold, edited)
+                suggestions = coder.code(text, top) if edited else known
+            else:
+                bill = plant(kind, gold, others, chance)
+            if (kind in EDITS and not bill.planted) or (kind == "moved" and not case.get("principal")):
+                continue
             billed = [BilledCode(Code("icd10cm", code)) for code in bill.codes]
-            result = audit_encounter(case["id"], case["text"], billed, suggestions, stated, reference=reference)
+            judgement = auditor.judge(text, bill.codes, suggestions) if auditor else None
+            result = audit_encounter(
+                case["id"], text, billed, suggestions, stated, reference=reference, judgement=judgement
+            )
             _count(counter, result, bill, kind, optional)
     return {kind: _scores(kind, counter) for kind, counter in counts.items() if counter}
 
@@ -93,7 +126,7 @@ def _gold(case: dict[str, Any]) -> list[str]:
     return sorted(codes, key=lambda code: code != case.get("principal"))
 
 
-def _count(counter: Counter[str], result: EncounterAudit, bill: Bill, kind: str, optional: set[str]) -> None:
+def _count(counter: Counter[str], result: EncounterAudit, bill: PlantedBill, kind: str, optional: set[str]) -> None:
     counter["bills"] += 1
     counter["codes"] += len(bill.codes)
     counter["planted"] += len(bill.planted)
@@ -123,22 +156,36 @@ def _scores(kind: str, counter: Counter[str]) -> dict[str, Any]:
     }
 
 
+def _cases(source: str) -> Iterator[dict[str, Any]]:
+    """The notes of a JSON-lines file, or the ICD-10 discharge summaries of a simulated hospital."""
+    if not source.isdigit():
+        yield from map(json.loads, filter(None, Path(source).read_text(encoding="utf-8").splitlines()))
+        return
+    for note in simulate_notes(int(source), 0, years=(2016, 2019)):
+        codes = [{"system": code.system, "code": code.code} for code in note.codes]
+        spans = [{"code": it.code.code, "start": it.start, "end": it.end} for it in note.evidence]
+        yield {"id": note.id, "text": note.text, "setting": "inpatient", "codes": codes, "evidence": spans}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("file", type=Path)
+    parser.add_argument("file", help="or the number of simulated patients")
     parser.add_argument("--coder", default="day-one")
+    parser.add_argument("--auditor", type=Path)
     parser.add_argument("--reference", choices=REFERENCES, default="claim")
     parser.add_argument("--limit", type=int)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    lines = arguments.file.read_text(encoding="utf-8").splitlines()
-    cases = [case for line in lines if line and len(_gold(case := json.loads(line))) > 1][: arguments.limit]
-    rows = measure(cases, Coder.for_claims(arguments.coder, systems=["icd10cm"]), arguments.reference, arguments.seed)
+    cases = [case for case in _cases(arguments.file) if len(_gold(case)) > 1][: arguments.limit]
+    auditor = SupportModel.for_coder(arguments.auditor, arguments.coder) if arguments.auditor else None
+    coder = Coder.for_claims(arguments.coder, systems=["icd10cm"])
+    rows = measure(cases, coder, arguments.reference, arguments.seed, auditor)
     for kind, row in rows.items():
         print(f"{kind:<10}", "  ".join(f"{name} {value}" for name, value in row.items()))
     known = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
-    name = "trained" if arguments.coder != "day-one" else "day-one"
-    known[f"{arguments.file.stem}, {name}, against the {arguments.reference}"] = rows
+    source = f"{arguments.file} simulated patients" if arguments.file.isdigit() else Path(arguments.file).stem
+    name = ("trained" if arguments.coder != "day-one" else "day-one") + (" with auditor" if auditor else "")
+    known[f"{source}, {name}, against the {arguments.reference}"] = rows
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps(known, indent=2) + "\n", encoding="utf-8")
 

@@ -10,8 +10,10 @@ from typing import Any
 
 from nosology.audit.billed_codes import Bill
 from nosology.audit.correction import Weights
-from nosology.audit.encounter_audit import MIN_CONFIDENCE, audit_encounter
+from nosology.audit.encounter_audit import audit_encounter
 from nosology.audit.finding import BilledCode
+from nosology.audit.support_features import MAX_SUGGESTIONS
+from nosology.audit.support_model import SupportModel
 from nosology.claims.encounter import stated_fields
 from nosology.core import Code, ConfigError, DataError, Note
 from nosology.core.forked_processes import forked_map
@@ -31,16 +33,18 @@ class BilledEncounter:
 
 @dataclass(frozen=True)
 class Auditor:
-    """Audits encounters with a coder that was loaded for claims; see audit_encounter."""
+    """Audits encounters with a coder that was loaded for claims, and a support model if given; see audit_encounter."""
 
     coder: Coder
     reference: str = "claim"
-    min_confidence: float = MIN_CONFIDENCE
+    min_confidence: float | None = None
     weights: Weights = field(default_factory=dict)
+    support: SupportModel | None = None
 
     def __call__(self, item: BilledEncounter) -> dict[str, Any]:
         """The record of an encounter; DataError if one of its fields is wrong."""
-        suggestions = next(self.coder.code_all([item.note]))
+        suggestions = next(self.coder.code_all([item.note], MAX_SUGGESTIONS if self.support else None))
+        names = [billed.code.code for billed in item.bill.codes if billed.code.system == "icd10cm"]
         try:
             result = audit_encounter(
                 item.note.id,
@@ -51,6 +55,7 @@ class Auditor:
                 reference=self.reference,
                 weights=self.weights,
                 min_confidence=self.min_confidence,
+                judgement=self.support.judge(item.note.text, names, suggestions) if self.support else None,
             )
         except ConfigError as error:  # a wrong field of the encounter
             raise DataError(f"{item.where}: {error}") from error
@@ -98,9 +103,17 @@ class RayAuditor:
         return {"record": records, "error": errors}
 
 
-def load_auditor(bundle: str | Path, reference: str, min_confidence: float, weights: Weights) -> Auditor:
-    """An auditor with the coder of a bundle folder, or day-one."""
-    return Auditor(Coder.for_claims(bundle, systems=["icd10cm"]), reference, min_confidence, weights)
+def load_auditor(
+    bundle: str | Path,
+    reference: str,
+    min_confidence: float | None,
+    weights: Weights,
+    support: str | Path | None = None,
+) -> Auditor:
+    """An auditor with the coder of a bundle folder, or day-one; support: a folder of `nosology audit-fit`."""
+    coder = Coder.for_claims(bundle, systems=["icd10cm"])
+    fitted = SupportModel.for_coder(support, bundle) if support else None
+    return Auditor(coder, reference, min_confidence, weights, fitted)
 
 
 def _row(item: BilledEncounter) -> dict[str, str]:

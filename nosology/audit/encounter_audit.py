@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nosology.audit.correction import Weights, assigned_codes, with_effects
 from nosology.audit.finding import KINDS, BilledCode, EncounterAudit, Finding
 from nosology.audit.mentioned import MentionedCodes, NamedAt, names_of
+from nosology.audit.support_features import shared_start
+from nosology.audit.support_model import Judgement
 from nosology.claims.claim import Claim, ClaimCode, build_claim
 from nosology.claims.draft import Draft
 from nosology.claims.encounter_checks import check_encounter
@@ -36,22 +38,27 @@ def audit_encounter(
     *,
     reference: str = "claim",
     weights: Weights | None = None,
-    min_confidence: float = MIN_CONFIDENCE,
+    min_confidence: float | None = None,
+    judgement: Judgement | None = None,
 ) -> EncounterAudit:
     """The findings of an encounter; text: its note, or its documents joined by `join_documents`.
 
     suggestions: of a coder loaded for claims. stated: fields of the encounter; what is missing is read from the text.
-    reference: see REFERENCES. weights: of the DRGs. min_confidence: of a finding. Billed procedures count for checks
-    and groups; their support is not audited.
+    reference: see REFERENCES. weights: of the DRGs. min_confidence: of a finding; None: 0.5, and for the codes of a
+    judgement its own thresholds. judgement: of a support model; then it decides about codes, and the most confident
+    findings come first. Billed procedures count for checks and groups; their support is not audited.
     """
     if reference not in REFERENCES:
         raise ConfigError(f"reference must be one of {', '.join(REFERENCES)}; got {reference!r}")
     bill = _EncounterBill(build_claim(note_id, text, suggestions, stated), billed, suggestions, reference)
     fields = bill.fields
-    findings = [*bill.code_findings(), *bill.order_findings(), *bill.conflicts()]
-    findings = [item for item in findings if item.confidence >= min_confidence]
-    findings = with_effects(findings, billed, fields, weights or {})
-    findings.sort(key=lambda item: KINDS.index(item.kind))
+    about_codes = list(bill.code_findings() if judgement is None else bill.judged_findings(judgement))
+    least = MIN_CONFIDENCE if min_confidence is None else min_confidence
+    if judgement is None or min_confidence is not None:
+        about_codes = [item for item in about_codes if item.confidence >= least]
+    others = [item for item in (*bill.order_findings(), *bill.conflicts()) if item.confidence >= least]
+    findings = with_effects([*about_codes, *others], billed, fields, weights or {})
+    findings.sort(key=lambda item: KINDS.index(item.kind) if judgement is None else -item.confidence)
     return EncounterAudit(note_id, text, bill.claim.encounter, tuple(billed), tuple(findings), bill.supported)
 
 
@@ -106,6 +113,38 @@ class _EncounterBill:
                     evidence=expected.evidence,
                 )
 
+    def judged_findings(self, judgement: Judgement) -> Iterator[Finding]:
+        """The findings about codes of a support model."""
+        explained: set[str] = set()
+        for item in self._billed:
+            code, named = item.code, self._mentions.of(item.code.code)
+            better = self._alternative(code.code, judgement, explained)
+            if better is not None and judgement.is_found("other_code", code.code):
+                explained.add(better.code)
+                kind, reason = self._compare(code.code, better.code)
+                confidence = judgement.other_code[code.code]
+                yield Finding(kind, code, reason, confidence, "", better.code, _spans(better))
+                continue
+            usable = tuple(dict.fromkeys(it.span for it in named if it.objection is None))
+            if judgement.is_found("unsupported", code.code):
+                doubted = Finding(
+                    "unsupported", code, "a term names it, but note and bill are unlike it", 0, "", "", usable
+                )
+                finding = doubted if usable else self._unsupported(code, named)
+                yield replace(finding, confidence=judgement.unsupported[code.code])
+            elif spans := usable or _spans(self._suggested.get(code.code)):
+                self.supported[code] = spans
+        for name, confidence in judgement.not_billed.items():
+            if judgement.is_found("not_billed", name) and name not in explained:
+                spans = _spans(self._suggested[name])
+                reason = "the text supports it and it is not billed"
+                yield Finding("not_billed", Code("icd10cm", name), reason, confidence, evidence=spans)
+
+    def _alternative(self, code: str, judgement: Judgement, explained: set[str]) -> Suggestion | None:
+        """The most probable code of the same category that may be missing."""
+        names = [name for name in judgement.not_billed if name[:3] == code[:3] and name not in explained]
+        return max((self._suggested[name] for name in names), key=lambda it: it.probability, default=None)
+
     def _judge(self, code: Code, explained: set[str]) -> Finding | None:
         """What is wrong with a billed code; None, and an entry in supported, if the text supports it."""
         if (same := self.expected.get(code.code)) is not None:
@@ -123,6 +162,10 @@ class _EncounterBill:
         if usable or suggested:
             self.supported[code] = tuple(dict.fromkeys(it.span for it in usable)) or suggested
             return None
+        return self._unsupported(code, named)
+
+    def _unsupported(self, code: Code, named: Sequence[NamedAt]) -> Finding:
+        """That the text does not support a code, with the mentions that do not count or the names looked for."""
         if first := next((it.objection for it in named if it.objection), None):
             return _contradicted(code, first, named)
         for left in self.claim.left_out:
@@ -137,7 +180,7 @@ class _EncounterBill:
         siblings = [it for it in siblings if it.code not in self._names | explained]
         own = [it.span for it in usable if it.is_first]
         siblings = [it for it in siblings if all(any(_overlap(a, b) for b in it.evidence) for a in own)]
-        return max(siblings, key=lambda it: (_shared(it.code, code), it.probability), default=None)
+        return max(siblings, key=lambda it: (shared_start(it.code, code), it.probability), default=None)
 
     def _compare(self, billed: str, right: str) -> tuple[str, str]:
         """Kind and reason of a finding about a code of the same category."""
@@ -203,8 +246,8 @@ def _accepted(suggestions: Sequence[Suggestion]) -> Iterator[_Expected]:
             yield _Expected(it.code, it.probability, _spans(it))
 
 
-def _spans(suggestion: Suggestion) -> tuple[Span, ...]:
-    return tuple(Span(item.start, item.end) for item in suggestion.evidence)
+def _spans(suggestion: Suggestion | None) -> tuple[Span, ...]:
+    return tuple(Span(item.start, item.end) for item in suggestion.evidence) if suggestion else ()
 
 
 def _contradicted(code: Code, first: Objection, named: Sequence[NamedAt]) -> Finding:
@@ -214,8 +257,3 @@ def _contradicted(code: Code, first: Objection, named: Sequence[NamedAt]) -> Fin
 
 def _overlap(one: Span, other: Span) -> bool:
     return one.start < other.end and other.start < one.end
-
-
-def _shared(one: str, other: str) -> int:
-    """The number of characters at the start that two codes share."""
-    return next((at for at, pair in enumerate(zip(one, other)) if pair[0] != pair[1]), min(len(one), len(other)))

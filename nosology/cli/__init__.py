@@ -15,6 +15,7 @@ import typer
 
 from nosology.cli import codes, corpus_commands, federate, plant, workbench
 from nosology.cli.audit_command import audit
+from nosology.cli.audit_fit_command import audit_fit
 from nosology.cli.claim import claim
 from nosology.cli.coder_commands import code, import_app, train
 from nosology.cli.command_group import CommandGroup, is_unicode
@@ -57,6 +58,7 @@ app.command()(evaluate)
 app.command()(code)
 app.command()(claim)
 app.command()(audit)
+app.command("audit-fit")(audit_fit)
 app.command()(gaps)
 app.command()(compare)
 app.command()(reproduce)

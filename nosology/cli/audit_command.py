@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from nosology.cli.command_group import refuse_unused
-from nosology.core import ConfigError, DataError
+from nosology.core import BundleError, ConfigError, DataError
 from nosology.core.progress import progress
 
 
@@ -39,9 +39,13 @@ def audit(
         str,
         typer.Option(metavar="claim|coder", help="Audit against the claim, or against the codes the coder accepts."),
     ] = "claim",
+    auditor: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="A folder of `nosology audit-fit`: it decides about codes.")
+    ] = None,
     min_confidence: Annotated[
-        float, typer.Option(min=0, max=1, help="Of a finding; less sure ones are not reported.")
-    ] = 0.5,
+        float | None,
+        typer.Option(min=0, max=1, help="Of a finding; default: 0.5, or the probabilities that the auditor chose."),
+    ] = None,
     drg_weights: Annotated[
         list[Path] | None, typer.Option(metavar="FILE", help="CMS Table 5 of a fiscal year; may be repeated.")
     ] = None,
@@ -72,6 +76,7 @@ def audit(
     from nosology.audit.audit_input import read_audit_input, read_bills
     from nosology.audit.auditor import audit_on_ray, load_auditor
     from nosology.audit.encounter_audit import REFERENCES
+    from nosology.audit.support_model import MANIFEST
     from nosology.claims.drg_weights import load_drg_weights
     from nosology.core import __version__
     from nosology.core.files import sha256
@@ -87,12 +92,15 @@ def audit(
         raise DataError(f"no such notes file: {notes}")
     bills = read_bills(billed or notes, claim_id, has_notes=billed is None)
     weights = load_drg_weights(drg_weights or ())
+    if auditor and not (auditor / MANIFEST).is_file():
+        raise BundleError(f"{auditor} is no auditor: it holds no {MANIFEST} (make one with `nosology audit-fit`)")
     settings = {
         "package": f"nosology {__version__}",
         "notes": sha256(notes),
         "billed": sha256(billed or notes),
         "claim_id": claim_id,
         "coder": str(coder),
+        "auditor": sha256(auditor / MANIFEST) if auditor else "",
         "reference": reference,
         "min_confidence": min_confidence,
         "drg_weights": [sha256(path) for path in drg_weights or ()],
@@ -101,14 +109,15 @@ def audit(
     given = read_audit_input(notes, bills, folder.done)
     bundle = str(coder if is_day_one(coder) else coder.absolute())
     options = {"bundle": bundle, "reference": reference, "min_confidence": min_confidence, "weights": weights}
-    auditor = load_auditor(**options)
+    options["support"] = str(auditor.absolute()) if auditor else None
+    loaded = load_auditor(**options)
     if engine == "ray":
         records = audit_on_ray(given.encounters, options, workers=workers or 2, address=address)
     else:
-        if (kind := auditor.coder.model.kind) != "lexicon":
+        if (kind := loaded.coder.model.kind) != "lexicon":
             refuse_unused(("workers",), f"without --engine ray for a {kind} coder")
         gc.freeze()  # the tables stay until the end: garbage collection need not visit them again and again
-        records = auditor.audit_all(given.encounters, workers)
+        records = loaded.audit_all(given.encounters, workers)
     for record in progress(records, "auditing", total=len(given.encounters), unit="encounters"):
         folder.append(record)
     summary = folder.finish(given.counts)

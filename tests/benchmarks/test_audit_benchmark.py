@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-plant = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks/quality/audit.py"))["plant"]
+AUDIT = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks/quality/audit.py"))
+plant, edit_evidence = AUDIT["plant"], AUDIT["edit_evidence"]
 GOLD = ["I13.0", "I50.23", "N18.4", "E11.22", "J44.1", "Z79.4", "I48.21", "F32.1"]
 OTHERS = ["K35.80", "I50.9", "S72.001A", "J18.9"]
 
@@ -28,3 +29,18 @@ def test_a_quarter_of_the_codes_is_planted_and_the_rest_stays(kind):
         assert wrong <= {"K35.80", "S72.001A", "J18.9"}  # I50 is a category of the note
     if kind == "sibling":
         assert {code[:3] for code in bill.codes} == {code[:3] for code in GOLD}
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("negated", "No evidence of gout; asthma. No evidence of Gout again."),
+        ("aged", "History of gout, resolved years ago; asthma. History of Gout, resolved years ago again."),
+    ],
+)
+def test_all_places_of_the_evidence_are_changed_and_no_shared_words(kind, text):
+    words = "gout; asthma. Gout again."
+    spans = {"M10.9": (0, 4), "J45.909": (6, 12), "J45.20": (6, 12)}  # the words of asthma are evidence of two codes
+    evidence = [{"code": code, "start": start, "end": end} for code, (start, end) in spans.items()]
+    edited = edit_evidence(kind, {"text": words, "evidence": evidence}, list(spans), random.Random(0))
+    assert edited.codes == {"M10.9"} and edited.text.lower() == text.lower()
