@@ -18,7 +18,7 @@ def to_bf16(values: np.ndarray) -> np.ndarray:
     values = np.asarray(values, np.float32)
     bits = values.view(np.uint32).astype(np.uint64)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    return np.where(np.isfinite(values), rounded, (bits >> 16) | (np.isnan(values) << 6)).astype(np.uint16)
+    return np.where(np.isfinite(values), rounded, (bits >> 16) | 64 * np.isnan(values).astype(np.uint64)).astype(np.uint16)
 
 
 def from_bf16(bits: np.ndarray) -> np.ndarray:

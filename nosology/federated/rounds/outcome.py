@@ -50,7 +50,7 @@ def build_bundle(
     Without true codes on dev there is no calibration and the threshold is `UNTUNED`.
     """
     recipe, calibration, threshold = setup.recipe, PlattScaling(), UNTUNED
-    report: dict[str, Any] = {"dev_codes": 0, "shape": recipe.model.model_dump()}
+    report: dict[str, Any] = {"dev_codes": 0}
     if dev is not None and dev.true.any():
         calibration, threshold = dev.calibration, dev.threshold
         report |= {"dev_codes": int(dev.true.sum()), "dev_micro_f1": dev.best[1], "dev_map": dev.map}
@@ -74,6 +74,7 @@ def build_bundle(
         },
     }
     model = setup.learner.build_model(setup, checkpoint.weights, calibration)
+    report["shape"] = getattr(model, "settings", recipe.model).model_dump()  # of word nets with all sizes resolved
     return Bundle(model, Decision(threshold), recipe.model_dump(mode="json"), provenance(recipe, corpora, facts))
 
 

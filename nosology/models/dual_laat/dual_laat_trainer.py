@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Iterator
+from functools import cache
 from itertools import chain
 
 import numpy as np
@@ -75,7 +76,13 @@ def description_words(labels: LabelSpace) -> Iterator[str]:
     """The words of all descriptions of the labels' code systems, and digits for numbers that none of them has."""
     yield from string.digits
     for system in labels.systems:
-        yield from chain.from_iterable(map(words_of, table(system).descriptions()))
+        yield from _system_words(system)
+
+
+@cache
+def _system_words(system: str) -> frozenset[str]:
+    """The words of all descriptions of a code system."""
+    return frozenset(chain.from_iterable(map(words_of, table(system).descriptions())))
 
 
 def _description_ids(model: DualLaat) -> np.ndarray:
