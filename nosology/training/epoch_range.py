@@ -62,9 +62,7 @@ def train_epoch_range(
     return float(total) / max(1, len(plan.lengths) * len(epochs))
 
 
-def _step_gradient(
-    net: nn.Module, batches: StepBatches, seed: int, precision: str, device: torch.device
-) -> Tensor:
+def _step_gradient(net: nn.Module, batches: StepBatches, seed: int, precision: str, device: torch.device) -> Tensor:
     """The mean loss of a step; adds its gradient."""
     bf16, loss_sum = uses_bf16(precision, device), torch.zeros((), device=device)
     for micro_batch in batches.micro_batches:

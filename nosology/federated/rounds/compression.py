@@ -1,7 +1,7 @@
 """Compression of updates: the changes of weights as bfloat16, two bytes each.
 
-A change keeps 8 significant bits, so its relative error is at most 2^-8; the weights themselves stay in the precision of
-the training. numpy has no bfloat16: the bits travel as uint16.
+A change keeps 8 significant bits, so its relative error is at most 2^-8. The weights themselves stay in the precision
+of the training. numpy has no bfloat16: the bits travel as uint16.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ def to_bf16(values: np.ndarray) -> np.ndarray:
     values = np.asarray(values, np.float32)
     bits = values.view(np.uint32).astype(np.uint64)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    return np.where(np.isfinite(values), rounded, (bits >> 16) | 64 * np.isnan(values).astype(np.uint64)).astype(np.uint16)
+    return np.where(np.isfinite(values), rounded, (bits >> 16) | 64 * np.isnan(values).astype(np.uint64)).astype(
+        np.uint16
+    )
 
 
 def from_bf16(bits: np.ndarray) -> np.ndarray:

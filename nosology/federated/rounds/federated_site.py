@@ -216,9 +216,7 @@ class FederatedSite:
         return net
 
 
-def used_labels(
-    labels: LabelSpace, codes: Sequence[Collection[Code]], code_list: frozenset[Code] | None
-) -> np.ndarray:
+def used_labels(labels: LabelSpace, codes: Sequence[Collection[Code]], code_list: frozenset[Code] | None) -> np.ndarray:
     """The labels (L,) bool that a site codes with: those of its list, else all of the systems of its notes."""
     systems = {code.system for note in codes for code in note}
     used = (code.system in systems and (code_list is None or code in code_list) for code in labels.codes)

@@ -16,6 +16,7 @@ import numpy as np
 
 from nosology.core import Code, ConfigError
 from nosology.core.label_space import LabelSpace
+from nosology.core.model import Model
 from nosology.corpora.corpus import Corpus
 from nosology.federated.federation_settings import FederatedRecipe
 from nosology.models.registry import resolve
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
     from nosology.federated.rounds.federated_site import SiteCounts, SiteUpdate
     from nosology.federated.rounds.federation_setup import FederationSetup, SiteMetadata
-    from nosology.models.neural import Calibrated
 
 LEARNERS: dict[str, str] = {
     "heads": "nosology.federated.rounds.heads_learner:HeadsLearner",
@@ -95,11 +95,11 @@ class LocalSite(Protocol):
         """The counts of a split; with a threshold (of probabilities) also hits."""
 
 
-S = TypeVar("S", bound=LocalSite)
-I = TypeVar("I")  # noqa: E741 (inputs)
+SiteT = TypeVar("SiteT", bound=LocalSite)
+InputsT = TypeVar("InputsT")
 
 
-class FederatedLearner(ABC, Generic[S, I]):
+class FederatedLearner(ABC, Generic[SiteT, InputsT]):
     """The kind of coder of a recipe. It has no state; server and sites make their own."""
 
     preprocessing: ClassVar[str]  # change it when notes are processed differently before the net
@@ -118,15 +118,15 @@ class FederatedLearner(ABC, Generic[S, I]):
         """Raises ConfigError for settings that this kind of coder does not support in a federation."""
 
     @abstractmethod
-    def open_site(self, files: SiteFiles) -> S:
+    def open_site(self, files: SiteFiles) -> SiteT:
         """The site of corpus folders."""
 
     @abstractmethod
-    def simulated_sites(self, corpora: Sequence[Corpus], site_of: Mapping[str, str], folder: Path) -> list[S]:
+    def simulated_sites(self, corpora: Sequence[Corpus], site_of: Mapping[str, str], folder: Path) -> list[SiteT]:
         """One site per name; site_of: site of every note id. folder: for caches."""
 
     @abstractmethod
-    def report(self, site: S) -> RecordDict:
+    def report(self, site: SiteT) -> RecordDict:
         """What a site reports before the first round, beside its metadata."""
 
     @abstractmethod
@@ -134,15 +134,15 @@ class FederatedLearner(ABC, Generic[S, I]):
         """The report in a reply; a text says why it is invalid."""
 
     @abstractmethod
-    def share_inputs(self, reports: Sequence[Any], labels: LabelSpace, metadata: Mapping[str, SiteMetadata]) -> I:
+    def share_inputs(self, reports: Sequence[Any], labels: LabelSpace, metadata: Mapping[str, SiteMetadata]) -> InputsT:
         """What all sites use to turn notes into inputs of the net."""
 
     @abstractmethod
-    def pack_inputs(self, inputs: I) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    def pack_inputs(self, inputs: InputsT) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """The inputs as arrays and JSON values."""
 
     @abstractmethod
-    def unpack_inputs(self, arrays: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> I:
+    def unpack_inputs(self, arrays: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> InputsT:
         """The inputs of `pack_inputs`."""
 
     @abstractmethod
@@ -156,7 +156,7 @@ class FederatedLearner(ABC, Generic[S, I]):
     @abstractmethod
     def build_model(
         self, setup: FederationSetup, weights: Mapping[str, np.ndarray], calibration: PlattScaling
-    ) -> Calibrated:
+    ) -> Model:
         """The model with these weights."""
 
 

@@ -16,8 +16,8 @@ from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 
 from nosology.core.label_space import LabelSpace
-from nosology.federated.rounds.federated_site import SiteCounts, SiteUpdate
 from nosology.federated.rounds.compression import decompress
+from nosology.federated.rounds.federated_site import SiteCounts, SiteUpdate
 from nosology.federated.rounds.federation_setup import Arrays
 from nosology.federated.rounds.learner import HEAD_ROWS, LabelRows
 from nosology.models.heads.heads_net import FeatureStatistics

@@ -107,9 +107,7 @@ class ValidatingStrategy:
         self.refused = {}
         for site, reply in sorted(replies, key=lambda item: (item[0], item[1].metadata.src_node_id)):
             reported, compressed = self.notes.get(site), self.settings.compression == "bf16"
-            update = messages.read_update(
-                site, reply, self.initial, reported, rows=self.rows, compressed=compressed
-            )
+            update = messages.read_update(site, reply, self.initial, reported, rows=self.rows, compressed=compressed)
             if site in updates:
                 self.refused[site] = "it has replied twice"
             elif isinstance(update, str):

@@ -73,6 +73,7 @@ class VectorizedFederation(FederationLoop):
         self, sites: Sequence[FederatedSite], recipe: FederatedHeadsRecipe, report: Report = lambda line: None
     ):
         super().__init__(recipe, report)
+        self.heads_recipe = recipe
         minimum, sizes = self.settings.min_site_notes, {site.name: len(site.notes["train"].codes) for site in sites}
         self.refused = {name: too_few_notes(size, minimum) for name, size in sizes.items() if size < minimum}
         self.sites = sorted((site for site in sites if site.name not in self.refused), key=lambda site: site.name)
@@ -142,7 +143,7 @@ class VectorizedFederation(FederationLoop):
     ) -> SiteCounts | None:
         """The summed counts of all sites; `fraction` is ignored."""
         threshold, calibration = (tuned.decision.threshold, outcome.calibration(tuned)) if tuned else (None, None)
-        counts = [site.evaluate(weights, self.recipe, split, calibration, threshold) for site in self.sites]
+        counts = [site.evaluate(weights, self.heads_recipe, split, calibration, threshold) for site in self.sites]
         return sum(counts[1:], counts[0])
 
 

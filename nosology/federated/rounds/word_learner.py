@@ -68,6 +68,11 @@ class WordLearner(FederatedLearner[WordSite, SharedWords]):
         ):
             if value != allowed:
                 raise ConfigError(f"{name} must be {allowed!r} for a federated {recipe.kind}; got {value!r}")
+        if recipe.vectors.epochs:
+            raise ConfigError(
+                "vectors.epochs must be 0 or not set in a federation, where word vectors start at random; "
+                f"got {recipe.vectors.epochs}"
+            )
         if recipe.training.precision == "fp64":
             raise ConfigError(f'training.precision must not be "fp64" for a federated {recipe.kind}')
         if isinstance(recipe, FederatedDualLaatRecipe):

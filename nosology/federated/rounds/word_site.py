@@ -62,9 +62,7 @@ def build_word_model(
 ) -> tuple[NeuralModel, Targets]:
     """An untrained model, and what it is trained to predict. counts: (L,) train notes of each label."""
     settings = recipe.vectors
-    tokenizer = WordTokenizer(
-        Vocabulary(inputs.words), settings.max_words, benchmark=settings.cleaning == "benchmark"
-    )
+    tokenizer = WordTokenizer(Vocabulary(inputs.words), settings.max_words, benchmark=settings.cleaning == "benchmark")
     with torch.random.fork_rng(devices=[]):
         if isinstance(recipe, FederatedDualLaatRecipe):
             model, targets = build_dual_laat(recipe, labels, tokenizer, vectors, inputs.notes, counts)

@@ -139,7 +139,8 @@ def test_word_of_too_few_patients_is_in_no_message(corpus, tmp_path, kind):
     result = run(corpus, settings, tmp_path / "bundle", grid)
     everything = b"\n".join(seen)
     assert SECRET.encode() not in everything and b"clinic" in everything
-    assert SECRET not in result.bundle.model.tokenizer.vocabulary and "clinic" in result.bundle.model.tokenizer.vocabulary
+    vocabulary = result.bundle.model.tokenizer.vocabulary
+    assert SECRET not in vocabulary and "clinic" in vocabulary
 
 
 def test_word_of_enough_patients_is_reported(corpus):
@@ -187,8 +188,9 @@ def test_sites_with_disjoint_labels(tmp_path, kind):
         mean = sum(size * update.arrays[name] for size, update in zip(sizes, updates))
         if name in rows:
             for update in updates:
-                mean[update.label_mask] = update.arrays[name][update.label_mask]
-                np.testing.assert_array_equal(update.arrays[name][~update.label_mask], initial[name][~update.label_mask])
+                array, used = update.arrays[name], update.label_mask
+                mean[used] = array[used]
+                np.testing.assert_array_equal(array[~used], initial[name][~used])
         np.testing.assert_allclose(value, mean, atol=1e-6, err_msg=name)
 
 
@@ -236,6 +238,7 @@ def test_bf16_updates_halve_what_sites_send(corpus, tmp_path):
     [
         ("caml", "vectors.corpora=['x']", "vectors.corpora must be"),
         ("caml", "federation.privacy.record_noise=1.0", "record_noise must be 0.0 for a federated caml; got 1.0"),
+        ("caml", "vectors.epochs=5", "vectors.epochs must be 0 or not set in a federation"),
         ("caml", "training.precision=fp64", 'must not be "fp64"'),
         ("dual_laat", "two_stage.candidates=5", "two_stage.candidates must be 0"),
         ("laat", "labels.top_k=5", "labels.top_k must not be set"),
