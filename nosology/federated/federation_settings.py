@@ -68,6 +68,8 @@ class FederationSettings(Settings):
     compression: Literal["none", "bf16"] = "none"  # of updates: bf16 sends the changes of weights with 16 bits each
     # caml, laat, dual_laat: a public list of words on the server, one per line; empty: words that sites report
     vocabulary: str = ""
+    # the same: words of fewer than min_site_notes patients of a site are trained there, or read as unknown words
+    rare_words: Literal["train", "unknown"] = "train"
     privacy: PrivacySettings = PrivacySettings()
 
     @field_validator("optimizer", "optimizer_state", mode="before")

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from nosology.core import Code, DataError, __version__
 from nosology.core.label_space import LabelSpace, label_versions
 from nosology.corpora.word_cache import Cleaning, word_cache
-from nosology.encoders.tokenizers import PAD, Vocabulary, WordTokenizer
+from nosology.encoders.cached_words import EncodedWords
+from nosology.encoders.tokenizers import PAD, UNKNOWN, Vocabulary, WordTokenizer
 from nosology.federated.federation_settings import FederatedDualLaatRecipe, FederatedWordRecipe
 from nosology.federated.rounds.federated_site import (
     SiteCounts,
@@ -149,7 +150,8 @@ class WordSite:
         """The model with these weights on the device, and its targets: only labels that the site uses compete."""
         if self.labels is None or self.inputs is None:
             raise DataError(f"site {self.name} has no labels and no words yet")
-        key = (recipe.model, recipe.vectors, recipe.training.precision)
+        hidden = recipe.federation.min_site_notes if recipe.federation.rare_words == "unknown" else 1
+        key = (recipe.model, recipe.vectors, recipe.training.precision, hidden)
         if self._built is None or self._built[0] != key:
             model, targets = build_word_model(
                 recipe, self.labels, self.inputs, None, np.zeros(len(self.labels), np.int64)
@@ -157,6 +159,8 @@ class WordSite:
             used = np.unique(targets.of_label[self.label_mask])
             pools = {version: np.intersect1d(pool, used) for version, pool in targets.pools.items()}
             self._built, self._tokenized = (key, model, replace(targets, pools=pools)), {}
+            if hidden > 1:
+                self._tokenized["train"] = self._hide_rare_words(self._notes("train", model), model, hidden)
         _, model, targets = self._built
         load_weights(model, weights)
         return model.to(self.device), targets
@@ -168,6 +172,15 @@ class WordSite:
             codes = [tuple(code for code in note if self._uses(code)) for note in read.codes]
             self._tokenized[split] = replace(read, codes=codes, gold=model.labels.encode(codes))
         return self._tokenized[split]
+
+    def _hide_rare_words(self, notes: TokenizedNotes, model: NeuralModel, patients: int) -> TokenizedNotes:
+        """The notes with unknown words in place of words of fewer than this many patients of the site."""
+        vocabulary, reads = model.tokenizer.vocabulary, notes.reads
+        assert isinstance(reads, EncodedWords)
+        frequent = np.zeros(len(vocabulary), bool)
+        frequent[vocabulary.ids(list(self.word_counts(patients)))] = True
+        tables = [(cache, np.where(frequent[ids], ids, np.int32(UNKNOWN))) for cache, ids in reads.tables]
+        return replace(notes, reads=replace(reads, tables=tables))
 
     def train(
         self,

@@ -160,6 +160,21 @@ def test_with_a_public_vocabulary_sites_report_no_word(corpus, tmp_path):
     assert b"feels" not in b"\n".join(seen)
 
 
+@pytest.mark.parametrize("rare", ["train", "unknown"])
+def test_update_shows_rare_words_unless_they_are_read_as_unknown(corpus, tmp_path, rare):
+    """The server may send any list of words; vectors of words that a site does not train stay exactly as they are."""
+    (tmp_path / "words.txt").write_text(f"{SECRET}\nclinic\n")
+    settings = recipe("caml", f"federation.vocabulary='{tmp_path / 'words.txt'}'", f"federation.rare_words={rare}")
+    sites = sites_of(corpus, settings)
+    federation = FlowerFederation(simulation_grid(sites), settings)
+    words = federation.run(tmp_path / "bundle").bundle.model.tokenizer.vocabulary
+    initial = federation.setup.initial_weights()
+    update = sites[0].train(initial, settings, 1).arrays["embedding.weight"]
+    secret, clinic = words.ids([SECRET, "clinic"])
+    assert (update[secret] != initial["embedding.weight"][secret]).any() == (rare == "train")
+    assert (update[clinic] != initial["embedding.weight"][clinic]).any()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_sites_with_disjoint_labels(tmp_path, kind):
     """Rows of a label are those of the one site that uses it; other weights are the mean."""
