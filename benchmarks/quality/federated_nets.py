@@ -4,7 +4,7 @@ A simulated hospital of 2016 to 2019 with ICD-10-CM codes, divided by patient (7
 on the pooled notes (`pooled`), the same with the word vectors and the codes of the federation (`pooled, same start`:
 random vectors, codes with `federation.min_notes` notes), and federations of 5 sites that are iid, of different size,
 and skewed by Dirichlet. All rows are evaluated on the same test notes; thresholds are tuned on dev. Columns: micro F1,
-MAP, difference of micro F1 from `pooled`, bytes of a round to and from all sites, seconds. About 1,950 patients have
+MAP, difference of micro F1 from `pooled`, bytes of a round to and from all sites, seconds. 2,450 patients have about
 4,000 notes.
 """
 

@@ -30,6 +30,7 @@ from nosology.models.heads.heads_net import (
     CodedVectors,
     FeatureStatistics,
     HeadNet,
+    Penalty,
     Scaler,
     VectorNotes,
     make_optimizer,
@@ -157,18 +158,8 @@ class FederatedSite:
             step = {"learning_rate": float(self.label_mask.sum()), "batch": len(notes)}
             settings = settings.model_copy(update=step | {"schedule": "constant", "warmup": 0})
         optimizer = make_optimizer(net, settings, plain_sgd=fedsgd)
-        if optimizer_state:
-            load_optimizer_tensors(
-                net, optimizer, {name: torch.from_numpy(array) for name, array in optimizer_state.items()}
-            )
-        initial = {name: value.detach().clone() for name, value in net.named_parameters()}
-
-        def proximal_term(net: nn.Module) -> Tensor:
-            terms = [((value - initial[name]) ** 2).sum() for name, value in net.named_parameters()]
-            return federation.mu / 2 * sum(terms[1:], terms[0])
-
-        epochs = round_epochs(federation, round_number)
-        penalty = proximal_term if federation.strategy == "fedprox" and federation.mu else None
+        load_optimizer_state(net, optimizer, optimizer_state)
+        epochs, penalty = round_epochs(federation, round_number), proximal_term(net, federation)
         if federation.privacy.record_noise:
             loss = train_epochs_private(
                 net,
@@ -183,9 +174,7 @@ class FederatedSite:
             )
         else:
             loss = train_epochs(net, notes, settings, epochs, seed=recipe.seed, optimizer=optimizer, penalty=penalty)
-        state = {}
-        if federation.optimizer_state == "keep":
-            state = {f"{key}.{name}": value.cpu().numpy() for name, key, value in optimizer_tensors(net, optimizer)}
+        state = kept_optimizer_state(net, optimizer, federation)
         trained = {name: value.cpu().numpy() for name, value in net.state_dict().items()}
         restore_unused_labels(trained, weights, HEAD_ROWS, self.label_mask)
         return SiteUpdate(self.name, trained, len(notes), loss, self.label_mask, state)
@@ -214,6 +203,32 @@ class FederatedSite:
         net.to_empty(device=self.device).to(tensors["out.weight"].dtype)
         net.load_state_dict(tensors)
         return net
+
+
+def proximal_term(net: nn.Module, federation: FederationSettings) -> Penalty | None:
+    """FedProx: mu / 2 times the squared distance from the weights of now, as a function of the net; else None."""
+    if federation.strategy != "fedprox" or not federation.mu:
+        return None
+    initial = {name: value.detach().clone() for name, value in net.named_parameters()}
+
+    def penalty(net: nn.Module) -> Tensor:
+        terms = [((value - initial[name]) ** 2).sum() for name, value in net.named_parameters()]
+        return federation.mu / 2 * sum(terms[1:], terms[0])
+
+    return penalty
+
+
+def load_optimizer_state(net: nn.Module, optimizer: torch.optim.Optimizer, state: Arrays | None) -> None:
+    """Continues with the state of `kept_optimizer_state`, if there is any."""
+    if state:
+        load_optimizer_tensors(net, optimizer, {name: torch.from_numpy(array) for name, array in state.items()})
+
+
+def kept_optimizer_state(net: nn.Module, optimizer: torch.optim.Optimizer, federation: FederationSettings) -> Arrays:
+    """The state of an optimizer that stays at the site until the next round; empty with `reset`."""
+    if federation.optimizer_state == "reset":
+        return {}
+    return {f"{key}.{name}": value.cpu().numpy() for name, key, value in optimizer_tensors(net, optimizer)}
 
 
 def used_labels(labels: LabelSpace, codes: Sequence[Collection[Code]], code_list: frozenset[Code] | None) -> np.ndarray:

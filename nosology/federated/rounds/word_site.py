@@ -23,7 +23,10 @@ from nosology.federated.federation_settings import FederatedDualLaatRecipe, Fede
 from nosology.federated.rounds.federated_site import (
     SiteCounts,
     SiteUpdate,
+    kept_optimizer_state,
+    load_optimizer_state,
     loop_settings,
+    proximal_term,
     restore_unused_labels,
     round_epochs,
     used_labels,
@@ -35,7 +38,6 @@ from nosology.models.laat.laat_trainer import build_laat
 from nosology.models.neural import NeuralModel, default_device
 from nosology.models.neural_trainer import LabelBatches, Targets, TokenizedNotes
 from nosology.training.calibration import EXCLUDED_LOGIT, PlattScaling
-from nosology.training.checkpoint import load_optimizer_tensors, optimizer_tensors
 from nosology.training.epoch_range import train_epoch_range
 from nosology.training.examples import Examples, codes_in_systems
 from nosology.training.recipe_settings import LabelSettings
@@ -197,18 +199,12 @@ class WordSite:
         batches = LabelBatches.of(self._notes("train", model), targets, label_versions(model.labels)[self.label_mask])
         plan = make_batch_plan(batches.lengths, batches.groups, settings, recipe.seed, self.device)
         optimizer = make_adamw([list(net.parameters())], settings)
-        if optimizer_state:
-            tensors = {name: torch.from_numpy(array) for name, array in optimizer_state.items()}
-            load_optimizer_tensors(net, optimizer, tensors)
-        mu = federation.mu if federation.strategy == "fedprox" else 0.0
-        penalty = proximal_term(net, mu) if mu else None
-        epochs = round_epochs(federation, round_number)
+        load_optimizer_state(net, optimizer, optimizer_state)
+        epochs, penalty = round_epochs(federation, round_number), proximal_term(net, federation)
         step = (batches.make_batch, batches.prepare_step)
         loss = train_epoch_range(net, plan, *step, settings, epochs, optimizer, penalty)
         model.weights_changed()
-        state = {}
-        if federation.optimizer_state == "keep":
-            state = {f"{key}.{name}": value.cpu().numpy() for name, key, value in optimizer_tensors(net, optimizer)}
+        state = kept_optimizer_state(net, optimizer, federation)
         trained = net_weights(net)
         restore_unused_labels(trained, weights, word_label_rows(recipe, model.labels), self.label_mask)
         return SiteUpdate(self.name, trained, self.sizes["train"], loss, self.label_mask, state)
@@ -227,14 +223,3 @@ class WordSite:
         logits = model.logits_of(notes.reads)
         scores = np.where(logits > EXCLUDED_LOGIT, (calibration or PlattScaling())(logits), np.float32(0))
         return SiteCounts.of(model.labels, logits, scores, notes.codes, self.label_mask, threshold)
-
-
-def proximal_term(net: nn.Module, mu: float) -> Any:
-    """mu / 2 times the squared distance of the weights from those of now, as a function of the net (FedProx)."""
-    initial = {name: value.detach().clone() for name, value in net.named_parameters()}
-
-    def penalty(net: nn.Module) -> Tensor:
-        terms = [((value - initial[name]) ** 2).sum() for name, value in net.named_parameters()]
-        return mu / 2 * sum(terms[1:], terms[0])
-
-    return penalty

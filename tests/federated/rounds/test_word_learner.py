@@ -215,7 +215,7 @@ class Interrupted(Exception):
 
 @pytest.mark.parametrize("kind", ["dual_laat", "caml"])
 def test_interrupted_run_continues_with_the_same_weights(corpus, tmp_path, kind):
-    settings = recipe(kind, "federation.rounds=3")
+    settings = recipe(kind, "federation.rounds=3", "federation.optimizer_state=reset")  # new nodes have no state
     whole = run(corpus, settings, tmp_path / "whole")
 
     def interrupting(line: str) -> None:
