@@ -68,6 +68,8 @@ class WordLearner(FederatedLearner[WordSite, SharedWords]):
         ):
             if value != allowed:
                 raise ConfigError(f"{name} must be {allowed!r} for a federated {recipe.kind}; got {value!r}")
+        if federation.vocabulary and not Path(federation.vocabulary).is_file():
+            raise ConfigError(f"federation.vocabulary must be a file on the server; got {federation.vocabulary!r}")
         if recipe.vectors.epochs:
             raise ConfigError(
                 "vectors.epochs must be 0 or not set in a federation, where word vectors start at random; "

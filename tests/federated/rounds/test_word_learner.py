@@ -253,6 +253,7 @@ def test_bf16_updates_halve_what_sites_send(corpus, tmp_path):
     [
         ("caml", "vectors.corpora=['x']", "vectors.corpora must be"),
         ("caml", "federation.privacy.record_noise=1.0", "record_noise must be 0.0 for a federated caml; got 1.0"),
+        ("caml", "federation.vocabulary=none.txt", "must be a file on the server; got 'none.txt'"),
         ("caml", "vectors.epochs=5", "vectors.epochs must be 0 or not set in a federation"),
         ("caml", "training.precision=fp64", 'must not be "fp64"'),
         ("dual_laat", "two_stage.candidates=5", "two_stage.candidates must be 0"),
