@@ -16,13 +16,14 @@ from nosology.core import ConfigError, FederationError
 
 if TYPE_CHECKING:
     from nosology.federated.deploy.deploy_site import SiteCredentials
-    from nosology.federated.federation_settings import FederatedHeadsRecipe
+    from nosology.federated.federation_settings import FederatedRecipe
     from nosology.models.bundle import Bundle
 
 app = CommandGroup("Train one coder at several hospitals; no note leaves its hospital.")
 
+_KINDS = ("heads", "caml", "laat", "dual_laat")  # as FEDERATED_KINDS, which --help must not import
 Recipe = Annotated[
-    str, typer.Argument(help=f"A recipe of kind heads, a TOML file or built in: {recipe_names('heads')}.")
+    str, typer.Argument(help=f"A recipe, a TOML file or built in: {', '.join(map(recipe_names, _KINDS))}.")
 ]
 Root = Annotated[Path, typer.Option(help="The certificate of the authority, root.pem of `nosology federate keys`.")]
 Server = Annotated[str, typer.Option(metavar="HOST:PORT", help="The address of the server.")]
@@ -50,7 +51,7 @@ def simulate(
     settings: Overrides = [],  # noqa: B006 (typer copies it)
 ) -> None:
     """Simulate a federation in one process on this machine."""
-    checked = _load_heads(recipe, settings)
+    checked = _load_federated(recipe, settings)
     from nosology.corpora.corpus import Corpus
     from nosology.federated.federation_settings import FederationSettings
 
@@ -168,8 +169,10 @@ def site(
     root: Root,
     key: Annotated[Path, typer.Option(help="The private key of the site, NAME.key of `nosology federate keys`.")],
     corpus: Annotated[list[Path], typer.Option(help="A corpus folder with splits; may be given several times.")],
-    cache: Annotated[Path, typer.Option(help="The folder of vectors of `nosology embed`.")],
-    recipe: Annotated[str, typer.Option(help="The recipe of the run: its embedder is loaded now.")] = "heads-mlp",
+    cache: Annotated[
+        Path | None, typer.Option(help="The folder of vectors of `nosology embed`; needed for recipes of kind heads.")
+    ] = None,
+    recipe: Annotated[str, typer.Option(help="The recipe of the run: its notes are read now.")] = "heads-mlp",
     settings: Overrides = [],  # noqa: B006
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Allow an embedder with its own code.")
@@ -195,7 +198,7 @@ def site(
 ) -> None:
     """Take part in the runs of a server until Ctrl-C; notes and vectors stay here. The log is next to the key."""
     _check_installed()
-    checked = _load_heads(recipe, settings)
+    checked = _load_federated(recipe, settings)
     from nosology.federated.deploy.credentials import check_site_name
     from nosology.federated.deploy.deploy_site import SiteCredentials
 
@@ -206,7 +209,7 @@ def site(
     node_config = {
         "site-name": name,
         "corpus": ",".join(str(folder.resolve()) for folder in corpus),
-        "cache": str(cache.resolve()),
+        "cache": str(cache.resolve()) if cache else "",
         "codes": str(codes.resolve()) if codes else "",
         "trust-remote-code": "yes" if trust_remote_code else "",
         "secure-only": "yes" if secure_only else "",
@@ -218,7 +221,7 @@ def site(
     _serve_site(credentials, node_config, checked)
 
 
-def _serve_site(credentials: SiteCredentials, node_config: dict[str, str], recipe: FederatedHeadsRecipe) -> None:
+def _serve_site(credentials: SiteCredentials, node_config: dict[str, str], recipe: FederatedRecipe) -> None:
     """Opens the notes of a site and takes part in runs until Ctrl-C."""
     from flwr.app import Context, RecordDict
 
@@ -226,13 +229,14 @@ def _serve_site(credentials: SiteCredentials, node_config: dict[str, str], recip
     from nosology.federated.deploy.flower_process import interrupt_on_signals
     from nosology.federated.rounds.client_app import app as client_app
     from nosology.federated.rounds.client_app import open_site, read_policy, read_signatures
+    from nosology.federated.rounds.learner import learner_of
 
     context = Context(0, 0, {**node_config}, RecordDict(), {})
     read_policy(context)
     read_signatures(context)
     opened = open_site(context, recipe)
-    counts = ", ".join(f"{len(part.codes):,} {split}" for split, part in opened.notes.items())
-    typer.echo(f"{credentials.name}: {counts} notes, vectors of {recipe.embedder.model}")
+    counts = ", ".join(f"{size:,} {split}" for split, size in opened.sizes.items())
+    typer.echo(f"{credentials.name}: {counts} notes, {learner_of(recipe).inputs_name}")
     log = credentials.key.with_suffix(".log")
     logging.getLogger("nosology").addHandler(logging.FileHandler(log))
     with interrupt_on_signals():
@@ -252,7 +256,7 @@ def run(
 ) -> None:
     """Train a coder with the sites of a server, on the server's machine; Ctrl-C stops it, a new start continues it."""
     _check_installed()
-    checked = _load_heads(recipe, settings)
+    checked = _load_federated(recipe, settings)
     from nosology.federated.deploy.flower_process import interrupt_on_signals
     from nosology.federated.deploy.superlink import follow_run
     from nosology.models.bundle import Bundle, check_bundle_folder
@@ -268,13 +272,13 @@ def run(
     )
 
 
-def _load_heads(recipe: str, settings: list[str]) -> FederatedHeadsRecipe:
+def _load_federated(recipe: str, settings: list[str]) -> FederatedRecipe:
     from nosology.config import load_recipe
-    from nosology.federated.federation_settings import FederatedHeadsRecipe
+    from nosology.federated.federation_settings import FEDERATED_KINDS, FederatedRecipe
 
     checked = load_recipe(recipe, settings)
-    if not isinstance(checked, FederatedHeadsRecipe):
-        raise ConfigError(f"recipe must be of kind heads, such as heads-mlp; got {checked.kind}")
+    if not isinstance(checked, FederatedRecipe):
+        raise ConfigError(f"recipe must be of kind {', '.join(FEDERATED_KINDS)}; got {checked.kind}")
     return checked
 
 

@@ -9,7 +9,9 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from nosology.core.errors import RenamedWarning
 from nosology.core.settings import Settings
+from nosology.models.dual_laat.dual_laat_settings import DualLaatRecipe
 from nosology.models.heads.heads_settings import HeadsRecipe
+from nosology.models.laat.laat_settings import CamlRecipe, LaatRecipe
 
 _MIN_RECORD_NOISE = 0.5  # for FedSGD: less noise would reveal how many notes have a code
 _MIN_NOISE = 1e-9
@@ -63,6 +65,11 @@ class FederationSettings(Settings):
     min_site_notes: int = Field(10, ge=1)  # a site reports only codes and statistics of at least this many notes
     min_notes: int = Field(200, ge=1)  # a code is trained if the sites that report it have this many notes in all
     evaluate_every: int = Field(10, ge=1)  # rounds; the last round is always evaluated
+    compression: Literal["none", "bf16"] = "none"  # of updates: bf16 sends the changes of weights with 16 bits each
+    # caml, laat, dual_laat: a public list of words on the server, one per line; empty: words that sites report
+    vocabulary: str = ""
+    # the same: words of fewer than min_site_notes patients of a site are trained there, or read as unknown words
+    rare_words: Literal["train", "unknown"] = "train"
     privacy: PrivacySettings = PrivacySettings()
 
     @field_validator("optimizer", "optimizer_state", mode="before")
@@ -95,3 +102,38 @@ class FederatedHeadsRecipe(HeadsRecipe):
     """A recipe of kind `heads`, with the table [federation] for `nosology federate`."""
 
     federation: FederationSettings = FederationSettings()
+
+
+class FederatedCamlRecipe(CamlRecipe):
+    """A recipe of kind `caml`, with the table [federation]."""
+
+    federation: FederationSettings = FederationSettings()
+
+
+class FederatedLaatRecipe(LaatRecipe):
+    """A recipe of kind `laat`, with the table [federation]."""
+
+    federation: FederationSettings = FederationSettings()
+
+
+class FederatedDualLaatRecipe(DualLaatRecipe):
+    """A recipe of kind `dual_laat`, with the table [federation]."""
+
+    federation: FederationSettings = FederationSettings()
+
+
+FederatedWordRecipe = FederatedCamlRecipe | FederatedLaatRecipe | FederatedDualLaatRecipe
+FederatedRecipe = FederatedHeadsRecipe | FederatedWordRecipe
+
+FEDERATED_KINDS: dict[Any, type[FederatedRecipe]] = {
+    "heads": FederatedHeadsRecipe,
+    "caml": FederatedCamlRecipe,
+    "laat": FederatedLaatRecipe,
+    "dual_laat": FederatedDualLaatRecipe,
+}
+
+
+def read_federated_recipe(values: Any) -> FederatedRecipe:
+    """The recipe of plain values, as `model_dump` returns them; pydantic's ValidationError for anything else."""
+    kind = values.get("kind") if isinstance(values, dict) else None
+    return FEDERATED_KINDS.get(kind, FederatedHeadsRecipe).model_validate(values)

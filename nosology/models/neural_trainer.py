@@ -166,6 +166,48 @@ def fit_on_dev(model: M, dev: TokenizedNotes, report: dict[str, Any], choice: An
     return Fit(model, logits, dev.gold, dev.codes, report | {"shape": model.settings.model_dump()}, choice=choice)
 
 
+@dataclass(frozen=True)
+class LabelBatches:
+    """The batches of tokenized notes and their targets. A note is identified by its row, 0 to N - 1."""
+
+    notes: TokenizedNotes
+    targets: Targets
+    used: np.ndarray  # (N,) the notes that can be learned from
+    lengths: np.ndarray  # (N,) tokens of each
+
+    @staticmethod
+    def of(notes: TokenizedNotes, targets: Targets, versions: np.ndarray) -> LabelBatches:
+        """The batches of the notes; versions: ICD versions of the labels to learn."""
+        lengths = np.array([len(read.ids) for read in notes.reads])
+        # A note coded in another ICD version is neither positive nor negative for the codes to learn.
+        used = np.flatnonzero((lengths > 0) & ((notes.versions & np.bitwise_or.reduce(versions)) > 0))
+        if not len(used):
+            raise DataError("the training notes have no word: nothing can be learned from them")
+        return LabelBatches(notes, targets, used, lengths[used])
+
+    @property
+    def groups(self) -> np.ndarray:
+        """The ICD version of each note (N,)."""
+        return self.notes.versions[self.used]
+
+    def prepare_step(self, rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """The targets of a step."""
+        pool = self.targets.pools[int(self.notes.versions[self.used[rows[0]]])]
+        return sample_labels(self._ids(rows)[0], pool, self.targets.sample_size or len(pool), rng)
+
+    def make_batch(self, rows: np.ndarray, shared: np.ndarray) -> Batch:
+        """The batch of some notes of a step; shared: the targets of the step."""
+        notes = self.used[rows]
+        tokens = pad_notes([self.notes.reads[row].ids for row in notes])
+        gold = torch.from_numpy(label_targets(shared, *self._ids(rows)))
+        return Batch(*tokens, torch.from_numpy(shared.astype(np.int64)), gold, torch.from_numpy(notes))
+
+    def _ids(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The targets of all notes, concatenated, and the bounds of each note."""
+        some = self.notes.gold[self.used[rows]]
+        return self.targets.of_label[some.indices], some.indptr
+
+
 def fit_labels(
     recipe: NeuralRecipe,
     model: NeuralModel,
@@ -179,35 +221,16 @@ def fit_labels(
     title: str = "",
 ) -> TrainingResult:
     """The result of training the net of the model on the notes; run_fingerprint: of recipe and notes."""
-    lengths = np.array([len(read.ids) for read in notes.reads])
-    # A note coded in another ICD version is neither positive nor negative for the codes to learn.
-    used = np.flatnonzero((lengths > 0) & ((notes.versions & np.bitwise_or.reduce(label_versions(model.labels))) > 0))
-    if not len(used):
-        raise DataError("the training notes have no word: nothing can be learned from them")
-
-    def ids(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The targets of all notes, concatenated, and the bounds of each note."""
-        some = notes.gold[used[rows]]
-        return targets.of_label[some.indices], some.indptr
-
-    def prepare(rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        pool = targets.pools[int(notes.versions[used[rows[0]]])]
-        return sample_labels(ids(rows)[0], pool, targets.sample_size or len(pool), rng)
-
-    def make_batch(rows: np.ndarray, shared: np.ndarray) -> Batch:
-        tokens = pad_notes([notes.reads[row].ids for row in used[rows]])
-        gold = torch.from_numpy(label_targets(shared, *ids(rows)))
-        return Batch(*tokens, torch.from_numpy(shared.astype(np.int64)), gold, torch.from_numpy(used[rows]))
-
+    batches = LabelBatches.of(notes, targets, label_versions(model.labels))
     validation = dev and dev.part(recipe.training.validation_notes, recipe.seed)
     fitted = fit(
         TrainingRun(
             model.net,
             recipe.training,
-            lengths=lengths[used],
-            groups=notes.versions[used],
-            make_batch=make_batch,
-            prepare_step=prepare,
+            lengths=batches.lengths,
+            groups=batches.groups,
+            make_batch=batches.make_batch,
+            prepare_step=batches.prepare_step,
             validate=partial(_validate, model, validation) if validation else None,
             run_folder=folder,
             fingerprint=run_fingerprint,
@@ -284,7 +307,11 @@ def _stored_vectors(folder: Path, key: str, compute: Callable[[], torch.Tensor])
         return vectors
 
 
-def label_rates(labels: LabelSpace, examples: Examples) -> torch.Tensor:
+def label_counts(labels: LabelSpace, examples: Examples) -> np.ndarray:
+    """The number of notes that have each label (L,)."""
+    return np.asarray(labels.encode(examples.codes).sum(0)).ravel()
+
+
+def label_rates(counts: np.ndarray, notes: int) -> torch.Tensor:
     """The share of the notes that have each label (L,)."""
-    counts = np.asarray(labels.encode(examples.codes).sum(0)).ravel()
-    return torch.from_numpy(counts / max(1, len(examples))).float()
+    return torch.from_numpy(counts / max(1, notes)).float()

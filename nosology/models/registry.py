@@ -35,13 +35,13 @@ REGISTRY: dict[str, ModelEntry] = {
     "caml": ModelEntry(
         "nosology.models.laat.laat_model:Caml",
         "nosology.models.laat.laat_trainer:LaatTrainer",
-        "nosology.models.laat.laat_settings:CamlRecipe",
+        "nosology.federated.federation_settings:FederatedCamlRecipe",
         "train",
     ),
     "laat": ModelEntry(
         "nosology.models.laat.laat_model:Laat",
         "nosology.models.laat.laat_trainer:LaatTrainer",
-        "nosology.models.laat.laat_settings:LaatRecipe",
+        "nosology.federated.federation_settings:FederatedLaatRecipe",
         "train",
     ),
     "plm_icd": ModelEntry(
@@ -53,7 +53,7 @@ REGISTRY: dict[str, ModelEntry] = {
     "dual_laat": ModelEntry(
         "nosology.models.dual_laat.dual_laat_model:DualLaat",
         "nosology.models.dual_laat.dual_laat_trainer:DualLaatTrainer",
-        "nosology.models.dual_laat.dual_laat_settings:DualLaatRecipe",
+        "nosology.federated.federation_settings:FederatedDualLaatRecipe",
         "train",
     ),
     "heads": ModelEntry(

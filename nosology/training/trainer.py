@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -126,13 +127,7 @@ class Trainer:
         self.schedule = resolve_schedule(run.settings, len(self.plan))
         self.net.to(self.fabric.device)
         self.groups = run.parameter_groups or [ParameterGroup([p for p in self.net.parameters() if p.requires_grad])]
-        self.optimizer = torch.optim.AdamW(
-            [{"params": group.parameters} for group in self.groups],
-            lr=self.settings.learning_rate,
-            betas=(0.9, self.settings.beta),
-            weight_decay=self.settings.weight_decay,
-            fused=self.fabric.device.type in ("cpu", "cuda"),
-        )
+        self.optimizer = make_adamw([group.parameters for group in self.groups], self.settings)
         self.checkpoints = Checkpoints(run.run_folder, self._fingerprint())
         self.state = self._load_checkpoint()
         self.resumed_at = self.state.step
@@ -150,17 +145,10 @@ class Trainer:
         self._logged_at = self._written_at = time.monotonic()
 
     def _batch_plan(self) -> BatchPlan:
-        run, device = self.run, self.fabric.device
+        run, fabric = self.run, self.fabric
         lengths = np.asarray(run.lengths)
         groups = np.zeros(len(lengths), np.int64) if run.groups is None else run.groups
-        return BatchPlan(
-            lengths,
-            np.unique(groups, return_inverse=True)[1],
-            run.settings.batch,
-            run.settings.micro_tokens or memory_budget(device),
-            run.seed,
-            run.settings.micro_batches or max(self.fabric.world_size, 1 if self._on_gpu else _CPU_MICRO_BATCHES),
-        )
+        return make_batch_plan(lengths, groups, run.settings, run.seed, fabric.device, fabric.world_size)
 
     def _fingerprint(self) -> str:
         """The fingerprint of the run and of everything else that changes its weights."""
@@ -388,6 +376,36 @@ class Trainer:
         self.progress.close()
         if self.curves:
             self.curves.close()
+
+
+def make_batch_plan(
+    lengths: np.ndarray,
+    groups: np.ndarray,
+    settings: TrainerSettings,
+    seed: int,
+    device: torch.device,
+    processes: int = 1,
+) -> BatchPlan:
+    """The batches of notes with these lengths (N,) and groups (N,) on a device."""
+    return BatchPlan(
+        lengths,
+        np.unique(groups, return_inverse=True)[1],
+        settings.batch,
+        settings.micro_tokens or memory_budget(device),
+        seed,
+        settings.micro_batches or max(processes, 1 if device.type == "cuda" else _CPU_MICRO_BATCHES),
+    )
+
+
+def make_adamw(groups: Sequence[Sequence[nn.Parameter]], settings: TrainerSettings) -> torch.optim.AdamW:
+    """The optimizer of groups of parameters, all on one device."""
+    return torch.optim.AdamW(
+        [{"params": list(parameters)} for parameters in groups],
+        lr=settings.learning_rate,
+        betas=(0.9, settings.beta),
+        weight_decay=settings.weight_decay,
+        fused=next(chain.from_iterable(groups)).device.type in ("cpu", "cuda"),
+    )
 
 
 class _LossModule(nn.Module):

@@ -49,6 +49,21 @@ def test_simulated_federation_writes_a_usable_bundle(small_corpus, tmp_path, mon
     assert not (tmp_path / "bundle.run").exists()
 
 
+@pytest.mark.parametrize("kind", ["caml", "dual_laat"])
+def test_simulated_federation_of_a_word_net(small_corpus, tmp_path, kind):
+    numbers = {"rounds": 2, "min_site_notes": 2, "min_notes": 2}
+    changes = [*(f"federation.{name}={value}" for name, value in numbers.items()), "vectors.size=8"]
+    sets = [part for change in changes for part in ("--set", change)]
+    words = ["--corpus", str(small_corpus.folder), "--out", str(tmp_path / "bundle"), "--sites", "3", "--skew", "size"]
+    result = CliRunner().invoke(app, ["federate", "simulate", kind, *words, *sets])
+    assert result.exit_code == 0, result.output
+    assert "3 sites, 6 codes" in result.output and f"{kind} coder" in result.output
+    coded = CliRunner().invoke(app, ["code", str(tmp_path / "bundle"), "-", "--json"], input="Type 2 diabetes, stable.")
+    assert coded.exit_code == 0 and json.loads(coded.stdout.splitlines()[0])["codes"], coded.output
+    report = ["evaluate", str(tmp_path / "bundle"), "--corpus", str(small_corpus.folder), "--out", str(tmp_path / "r")]
+    assert CliRunner().invoke(app, report).exit_code == 0
+
+
 def test_impossible_simulations_raise(small_corpus, tmp_path, cache):
     no_sites = simulate(small_corpus, tmp_path / "a", settings=[cache])
     assert isinstance(no_sites.exception, DataError)
@@ -56,7 +71,8 @@ def test_impossible_simulations_raise(small_corpus, tmp_path, cache):
     wrong = CliRunner().invoke(
         app, ["federate", "simulate", "linear", "--corpus", str(small_corpus.folder), "--out", str(tmp_path / "b")]
     )
-    assert isinstance(wrong.exception, ConfigError) and "kind heads" in str(wrong.exception)
+    assert isinstance(wrong.exception, ConfigError)
+    assert str(wrong.exception) == "recipe must be of kind heads, caml, laat, dual_laat; got linear"
     few = simulate(small_corpus, tmp_path / "c", "--sites", "4", settings=[cache, "federation.min_site_notes=1000"])
     assert isinstance(few.exception, FederationError) and "1000 are needed" in str(few.exception)
 

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from nosology.core import ConfigError
 from nosology.federated.deploy.flower_process import end_with_parent
-from nosology.federated.federation_settings import FederatedHeadsRecipe
+from nosology.federated.federation_settings import read_federated_recipe
 from nosology.federated.rounds.federation_server import FlowerFederation
 from nosology.federated.rounds.messages import pack_message, unpack_message
 from nosology.federated.rounds.participants import SiteGrid
@@ -32,13 +32,14 @@ def main(grid: Grid, context: Context) -> None:
     if not recipe or not out:
         raise ConfigError("the run config must have recipe (JSON) and out (the bundle folder)")
     try:
-        checked = FederatedHeadsRecipe.model_validate_json(recipe)
+        checked = read_federated_recipe(json.loads(recipe))
     except ValidationError as error:
-        raise ConfigError(f"the recipe of the run must be of kind heads: {error.errors()[0]['msg']}") from error
+        raise ConfigError(f"the recipe of the run is invalid: {error.errors()[0]['msg']}") from error
     names = {int(node): name for node, name in json.loads(str(context.run_config["sites"])).items()}
     bundle = FlowerFederation(DeployedGrid(grid, names), checked, lambda line: log(INFO, "%s", line)).run(out).bundle
     labels = len(bundle.model.labels)
-    log(INFO, "%s: heads coder, %d codes, threshold %.3f", out, labels, bundle.decision.threshold)
+    kind, threshold = bundle.model.kind, bundle.decision.threshold
+    log(INFO, "%s: %s coder, %d codes, threshold %.3f", out, kind, labels, threshold)
 
 
 class DeployedGrid(SiteGrid):

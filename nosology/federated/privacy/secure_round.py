@@ -24,8 +24,9 @@ from nosology.federated.federation_settings import PrivacySettings
 from nosology.federated.privacy.masking import from_fixed_point
 from nosology.federated.privacy.secure_aggregation import Json, SecureServer, SecureSession, site_noise_scale
 from nosology.federated.privacy.site_noise import PrivacyBudget, clip_update, secure_normal, weight_difference
-from nosology.federated.rounds.federated_site import LABEL_ROWS, SiteUpdate
+from nosology.federated.rounds.federated_site import SiteUpdate
 from nosology.federated.rounds.federation_setup import Arrays
+from nosology.federated.rounds.learner import HEAD_ROWS, LabelRows
 from nosology.federated.rounds.messages import ARRAYS, CONFIG, error_reason, get_arrays, get_value, make_content
 from nosology.federated.rounds.participants import Participants
 from nosology.federated.rounds.strategy import ValidatingStrategy
@@ -34,9 +35,9 @@ KEYS, SHARES, MASK, UNMASK = "query.secure_keys", "query.secure_shares", "train.
 SECURE, MASKED = "secure", "masked"  # names in messages: the request or reply of the protocol; the masked vector
 
 
-def vector_size(weights: Arrays) -> int:
+def vector_size(weights: Arrays, rows: LabelRows = HEAD_ROWS) -> int:
     """The length of the vector of a site."""
-    return sum(array.size for array in weights.values()) + len(weights["out.bias"]) + 3
+    return sum(array.size for array in weights.values()) + rows.count(weights) + 3
 
 
 def to_vector(update: SiteUpdate, initial: Arrays, privacy: PrivacySettings, threshold: int) -> np.ndarray:
@@ -51,18 +52,20 @@ def to_vector(update: SiteUpdate, initial: Arrays, privacy: PrivacySettings, thr
     return np.concatenate([flat, weight * update.label_mask, [weight, update.notes, update.notes * update.loss]])
 
 
-def from_vector(total: np.ndarray, initial: Arrays, privacy: PrivacySettings) -> SiteUpdate:
+def from_vector(
+    total: np.ndarray, initial: Arrays, privacy: PrivacySettings, rows: LabelRows = HEAD_ROWS
+) -> SiteUpdate:
     """The mean update of the sites with this sum of vectors (N,), float64.
 
     Clipped updates are divided by all sites, whichever labels they use, as in `CentralNoise`.
     """
-    labels = len(initial["out.bias"])
+    labels = rows.count(initial)
     label_weights, (weight, notes, loss_sum) = total[-labels - 3 : -3], total[-3:]
     arrays, start = {}, 0
     for name, first in initial.items():
         added = total[start : start + first.size].reshape(first.shape)
         start += first.size
-        per_label = name in LABEL_ROWS and not privacy.site_clip
+        per_label = name in rows.names and not privacy.site_clip
         divisor = np.maximum(label_weights, 2.0**-32) if per_label else np.full(len(first), weight)
         arrays[name] = (first + added / divisor.reshape(-1, *[1] * (first.ndim - 1))).astype(first.dtype)
     return SiteUpdate("all sites", arrays, float(notes), float(loss_sum / notes), label_weights > 0.5)
@@ -86,14 +89,14 @@ class SecureRounds:
         strategy.accepted, strategy.refused = [], {}
         sites = [strategy.sites[message.metadata.dst_node_id] for message in messages]
         try:
-            total = self._sum(server, sites, content, vector_size(initial))
+            total = self._sum(server, sites, content, vector_size(initial, strategy.rows))
         except (FederationError, DataError) as error:
             raise AggregationError(str(error)) from error
         finally:
             strategy.refused |= server.refused
         strategy.accepted = server.sent
         self.privacy.record_secure_sum(server.sent)
-        return [from_vector(from_fixed_point(total), initial, self.privacy.settings)]
+        return [from_vector(from_fixed_point(total), initial, self.privacy.settings, strategy.rows)]
 
     def _sum(self, server: SecureServer, sites: list[str], content: RecordDict, size: int) -> np.ndarray:
         requests = server.receive_keys(self._protocol_replies(KEYS, dict.fromkeys(sites, server.request)))

@@ -21,24 +21,31 @@ from typing import Any
 import numpy as np
 
 from nosology.core import ConfigError
-from nosology.federated.federation_settings import FederatedHeadsRecipe, PrivacySettings
+from nosology.federated.federation_settings import FederatedRecipe, PrivacySettings
 from nosology.federated.privacy.dp_sgd import PrivacyAccountant, secure_generator
 from nosology.federated.rounds.federated_site import SiteUpdate
 from nosology.federated.rounds.federation_setup import Arrays
 from nosology.federated.rounds.strategy import ROBUST
+from nosology.models.heads.heads_settings import HeadsRecipe
 
 _MIN_SECURE_SITES = 3  # of two sites each could subtract its own update from the sum
 
 Draw = Callable[[tuple[int, ...]], np.ndarray]  # standard normal numbers of a shape
 
 
-def check_privacy(recipe: FederatedHeadsRecipe) -> None:
+def check_privacy(recipe: FederatedRecipe) -> None:
     """Raises ConfigError for privacy settings that contradict each other or the rest of the recipe."""
     federation, privacy = recipe.federation, recipe.federation.privacy
     if privacy.site_noise and not privacy.site_clip:
         raise ConfigError("federation.privacy.site_clip must be above 0 where site_noise is set; got 0")
-    if (privacy.record_noise or privacy.site_clip) and recipe.model.head != "mlp" and recipe.model.norm == "batch":
+    batch_norm = isinstance(recipe, HeadsRecipe) and recipe.model.head != "mlp" and recipe.model.norm == "batch"
+    if (privacy.record_noise or privacy.site_clip) and batch_norm:
         raise ConfigError('model.norm must be "layer" where record_noise or site_clip is set; got "batch"')
+    if privacy.secure and federation.compression != "none":
+        raise ConfigError(
+            f'federation.compression must be "none" where secure is set: masked sums need all bits; got '
+            f'"{federation.compression}"'
+        )
     if (privacy.secure or privacy.site_clip) and federation.strategy in ROBUST:
         raise ConfigError(
             "federation.strategy must be a mean (fedavg, fedprox, fedadam, fedyogi) where secure or site_clip is set; "
@@ -130,7 +137,7 @@ class PrivacyBudget:
     lost. Sampling rate and steps follow from its reported number of notes.
     """
 
-    def __init__(self, recipe: FederatedHeadsRecipe, saved: Mapping[str, Any] | None = None):
+    def __init__(self, recipe: FederatedRecipe, saved: Mapping[str, Any] | None = None):
         saved = saved or {}
         self.recipe, self.settings = recipe, recipe.federation.privacy
         self.central = None

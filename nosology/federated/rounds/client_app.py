@@ -1,9 +1,10 @@
 """The ClientApp of a site, the same in a simulation and in a deployment.
 
 In a deployment every message may be processed by a new process. What a site needs from one message to the next is in
-the state of the Context: labels and scaler of `query.prepare`, the AdamW state with `optimizer_state = "keep"`, the
-secrets of secure aggregation. Messages that train or evaluate carry the hash of labels and scaler. A site with another
-hash, or none, replies `UNPREPARED`, and the server sends `query.prepare` again. Optimizer state that is lost is reset.
+the state of the Context: labels and shared inputs of `query.prepare`, the AdamW state with `optimizer_state = "keep"`,
+the secrets of secure aggregation. Messages that train or evaluate carry the hash of labels and inputs. A site with
+another hash, or none, replies `UNPREPARED`, and the server sends `query.prepare` again. Optimizer state that is lost is
+reset.
 
 Replies never quote exceptions of other libraries, because these may contain data.
 """
@@ -24,39 +25,37 @@ from pydantic import ValidationError
 from nosology.codes.code_list import read_code_list
 from nosology.core import ConfigError, FederationError, NosologyError, __version__
 from nosology.core.label_space import LabelSpace
-from nosology.encoders.embedder_config import EmbedderSettings
-from nosology.federated.federation_settings import FederatedHeadsRecipe, PrivacySettings
+from nosology.federated.federation_settings import FederatedRecipe, PrivacySettings, read_federated_recipe
 from nosology.federated.privacy.masking import to_fixed_point
 from nosology.federated.privacy.secure_aggregation import SecureSite, SiteSignatures
 from nosology.federated.privacy.secure_round import MASKED, SECURE, to_vector
 from nosology.federated.rounds import messages
-from nosology.federated.rounds.federated_site import FederatedSite, SiteUpdate
+from nosology.federated.rounds.compression import compress
+from nosology.federated.rounds.federated_site import SiteUpdate
 from nosology.federated.rounds.federation_setup import COMPATIBILITY
-from nosology.models.heads.heads_net import CodedVectors, Scaler
+from nosology.federated.rounds.learner import LocalSite, SiteFiles, learner_of
 from nosology.training.calibration import PlattScaling
-from nosology.training.examples import codes_in_systems
-from nosology.training.recipe_settings import LabelSettings
 
 SECURE_ONLY, RECORD_NOISE, MIN_NOTES = "secure-only", "record-noise", "min-notes"  # site policy in the node config
 SECURE_KEY, SECURE_PEERS = "secure-key", "secure-peers"  # signatures in the node config
 
-_SETUP, _SCALER, _SECURE = "setup", "scaler", "secure"  # in the state of a context
+_SETUP, _INPUTS, _SECURE = "setup", "inputs", "secure"  # in the state of a context
 _OPTIMIZER, _ROUND, _PREVIOUS = "optimizer", "round", "previous-optimizer"  # optimizer state, its round, the one before
 
-FindSite = Callable[[Context, FederatedHeadsRecipe], FederatedSite]
+FindSite = Callable[[Context, FederatedRecipe], LocalSite]
 
 
 class UnpreparedError(Exception):
-    """The site does not have the labels and the scaler of a message."""
+    """The site does not have the setup of a message."""
 
 
-def read_recipe(message: Message, context: Context) -> FederatedHeadsRecipe:
+def read_recipe(message: Message, context: Context) -> FederatedRecipe:
     """The recipe of a message.
 
     FederationError if it protects less than the site policy in the node config demands, or if it is invalid here.
     """
     try:
-        recipe = FederatedHeadsRecipe.model_validate(messages.get_value(message.content, "recipe"))
+        recipe = read_federated_recipe(messages.get_value(message.content, "recipe"))
     except ValidationError as error:
         names = sorted({".".join(map(str, part["loc"])) for part in error.errors()})
         raise FederationError(
@@ -87,40 +86,34 @@ def read_policy(context: Context) -> dict[str, float]:
     return policy
 
 
-def check_plain_allowed(recipe: FederatedHeadsRecipe, context: Context) -> None:
+def check_plain_allowed(recipe: FederatedRecipe, context: Context) -> None:
     """Raises FederationError if updates must be masked, by the recipe or by the site policy."""
     if recipe.federation.privacy.secure or context.node_config.get(SECURE_ONLY):
         raise FederationError("the site sends updates only with secure aggregation (federation.privacy.secure)")
 
 
-def open_site(context: Context, recipe: FederatedHeadsRecipe) -> FederatedSite:
-    """The site of a node config, opened once per process.
+def open_site(context: Context, recipe: FederatedRecipe) -> LocalSite:
+    """The site of a node config, opened once per process and kind of coder.
 
-    The config has site-name, corpus (folders, separated by commas), cache (a folder) and optionally codes (a file with
-    the codes that the site uses). The recipe comes from the server, so an embedder with its own code runs only if the
-    config has trust-remote-code.
+    The config has site-name, corpus (folders, separated by commas), cache (a folder, for heads) and optionally codes (a
+    file with the codes that the site uses). The recipe comes from the server, so an embedder with its own code runs
+    only if the config has trust-remote-code.
     """
     config = {key: str(context.node_config.get(key) or "") for key in ("site-name", "corpus", "cache", "codes")}
     for key in ("site-name", "corpus"):
         if not config[key]:
             raise ConfigError(f"the node config must have {key}")
-    if recipe.embedder.trust_remote_code and not context.node_config.get("trust-remote-code"):
-        raise ConfigError("the embedder needs its own code, and the node config has no trust-remote-code")
-    return _open_cached(*config.values(), recipe.embedder.model_dump_json(), recipe.labels.model_dump_json())
+    trusts = bool(context.node_config.get("trust-remote-code"))
+    return _open_cached(*config.values(), trusts, recipe.model_dump_json(include=learner_of(recipe).site_tables))
 
 
 @cache
-def _open_cached(name: str, corpus: str, cache_folder: str, codes: str, embedder: str, labels: str) -> FederatedSite:
+def _open_cached(name: str, corpus: str, cache_folder: str, codes: str, trusts: bool, tables: str) -> LocalSite:
     folders = [Path(folder.strip()) for folder in corpus.split(",")]
     vectors = Path(cache_folder) if cache_folder else None
     code_list = frozenset(code for code, _ in read_code_list(codes)) if codes else None
-    settings = EmbedderSettings.model_validate_json(embedder)
-    site = FederatedSite.open(name, folders, vectors, settings, code_list=code_list)
-    systems = LabelSettings.model_validate_json(labels)
-    site.notes = {
-        split: CodedVectors(part.vectors, codes_in_systems(systems, part.codes)) for split, part in site.notes.items()
-    }
-    return site
+    learner = learner_of(read_federated_recipe(json.loads(tables)))
+    return learner.open_site(SiteFiles(name, folders, vectors, code_list, trusts))
 
 
 def make_app(find_site: FindSite) -> ClientApp:
@@ -146,7 +139,7 @@ def replying(handler: Callable[[Message, Context], RecordDict]) -> Callable[[Mes
         try:
             return Message(handler(message, context), reply_to=message)
         except UnpreparedError:
-            return messages.error_reply(messages.UNPREPARED, "it has no labels and no scaler", message)
+            return messages.error_reply(messages.UNPREPARED, "it has no labels and no inputs", message)
         except NosologyError as error:
             return messages.error_reply(messages.REFUSED, str(error), message)
         except Exception as error:
@@ -169,8 +162,7 @@ class _Handlers:
 
     def statistics(self, message: Message, context: Context) -> RecordDict:
         recipe = read_recipe(message, context)
-        statistics = self.find_site(context, recipe).statistics(recipe.federation.min_site_notes)
-        return messages.make_content({"total": statistics.total, "squares": statistics.squares}, count=statistics.count)
+        return learner_of(recipe).report(self.find_site(context, recipe))
 
     def prepare(self, message: Message, context: Context) -> RecordDict:
         recipe = read_recipe(message, context)
@@ -181,16 +173,21 @@ class _Handlers:
             differences = "; ".join(f"{name} must be {wanted}; got {value}" for name, wanted, value in triples)
             raise ConfigError(f"the site has changed since the setup: {differences}")
         config = message.content.config_records[messages.CONFIG]
-        context.state[_SCALER] = message.content[messages.ARRAYS]
-        context.state[_SETUP] = ConfigRecord({name: str(config[name]) for name in ("setup", "labels")})  # JSON
+        context.state[_INPUTS] = message.content[messages.ARRAYS]
+        names = ("setup", "labels", messages.INPUTS)
+        context.state[_SETUP] = ConfigRecord({name: str(config[name]) for name in names if name in config})  # JSON
         return messages.make_content()
 
     def train(self, message: Message, context: Context) -> RecordDict:
-        check_plain_allowed(read_recipe(message, context), context)
+        recipe = read_recipe(message, context)
+        check_plain_allowed(recipe, context)
         update = self._update(message, context)
+        arrays = update.arrays
+        if recipe.federation.compression == "bf16":
+            arrays = compress(arrays, messages.get_arrays(message.content))
         return RecordDict(
             {
-                messages.ARRAYS: messages.to_record(update.arrays),
+                messages.ARRAYS: messages.to_record(arrays),
                 messages.METRICS: MetricRecord({messages.NOTES: update.notes, messages.LOSS: update.loss}),
                 messages.CONFIG: ConfigRecord({messages.LABEL_MASK: np.packbits(update.label_mask).tobytes()}),
             }
@@ -255,15 +252,16 @@ class _Handlers:
             state[_ROUND] = ConfigRecord({"round": number})
         return update
 
-    def _prepared_site(self, message: Message, context: Context, recipe: FederatedHeadsRecipe) -> FederatedSite:
-        """The site, configured with the labels and the scaler of the message."""
+    def _prepared_site(self, message: Message, context: Context, recipe: FederatedRecipe) -> LocalSite:
+        """The site, configured with the labels and the inputs of the message."""
         expected, setup = messages.get_value(message.content, "setup"), context.state.config_records.get(_SETUP)
         if setup is None or json.loads(str(setup["setup"])) != expected:
             raise UnpreparedError
         site = self.find_site(context, recipe)
         if self.configured.get(site.name) != expected or site.labels is None:
-            scaler = messages.from_record(context.state.array_records[_SCALER])
-            site.configure(LabelSpace(json.loads(str(setup["labels"]))), Scaler(scaler["mean"], scaler["scale"]))
+            arrays = messages.from_record(context.state.array_records[_INPUTS])
+            inputs = learner_of(recipe).unpack_inputs(arrays, json.loads(str(setup.get(messages.INPUTS, "{}"))))
+            site.configure(LabelSpace(json.loads(str(setup["labels"]))), inputs)
             self.configured[site.name] = expected
         return site
 

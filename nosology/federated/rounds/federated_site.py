@@ -22,13 +22,15 @@ from nosology.encoders.embedding_cache import EmbeddingCache
 from nosology.evaluation.counts import Counts, micro
 from nosology.evaluation.ranking_metrics import note_values, rank_codes
 from nosology.evaluation.scored import Scored
-from nosology.federated.federation_settings import FederatedHeadsRecipe, FederationSettings
+from nosology.federated.federation_settings import FederatedHeadsRecipe, FederatedRecipe, FederationSettings
 from nosology.federated.privacy.dp_sgd import PrivacyAccountant, train_epochs_private
 from nosology.federated.rounds.federation_setup import PREPROCESSING, Arrays, SiteMetadata
+from nosology.federated.rounds.learner import HEAD_ROWS, LabelRows
 from nosology.models.heads.heads_net import (
     CodedVectors,
     FeatureStatistics,
     HeadNet,
+    Penalty,
     Scaler,
     VectorNotes,
     make_optimizer,
@@ -41,7 +43,6 @@ from nosology.training.checkpoint import load_optimizer_tensors, optimizer_tenso
 from nosology.training.recipe_settings import TrainerSettings
 
 SPLITS = ("train", "dev", "test")
-LABEL_ROWS = ("out.weight", "out.bias")  # weights with one row per label
 
 _EDGES = np.round(np.arange(-3000, 3001) / 100, 2).astype(np.float32)  # of the bins of logits
 
@@ -98,6 +99,11 @@ class FederatedSite:
             raise DataError(f"site {name} has no train notes: make them with `nosology corpus split`")
         return cls(name, loaded.identity, loaded.key, notes, code_list)
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The number of notes of each split."""
+        return {split: len(part.codes) for split, part in self.notes.items()}
+
     def metadata(self, min_site_notes: int) -> SiteMetadata:
         """The metadata of the site, without codes of fewer than `min_site_notes` notes."""
         train = self.notes["train"]
@@ -113,12 +119,11 @@ class FederatedSite:
             raise DataError(f"site {self.name} has {len(vectors)} train notes: statistics need {min_site_notes}")
         return FeatureStatistics.of(vectors)
 
-    def configure(self, labels: LabelSpace, scaler: Scaler) -> None:
+    def configure(self, labels: LabelSpace, inputs: Scaler) -> None:
         """Sets labels and scaler of the federation."""
-        self.labels, self.scaler = labels, scaler
+        self.labels, self.scaler = labels, inputs
         self._tensors: dict[str, VectorNotes] = {}
-        systems = {code.system for codes in self.notes["train"].codes for code in codes}
-        self.label_mask = np.array([code.system in systems and self._uses(code) for code in labels.codes], dtype=bool)
+        self.label_mask = used_labels(labels, self.notes["train"].codes, self.code_list)
 
     def _uses(self, code: Code) -> bool:
         return self.code_list is None or code in self.code_list
@@ -153,18 +158,8 @@ class FederatedSite:
             step = {"learning_rate": float(self.label_mask.sum()), "batch": len(notes)}
             settings = settings.model_copy(update=step | {"schedule": "constant", "warmup": 0})
         optimizer = make_optimizer(net, settings, plain_sgd=fedsgd)
-        if optimizer_state:
-            load_optimizer_tensors(
-                net, optimizer, {name: torch.from_numpy(array) for name, array in optimizer_state.items()}
-            )
-        initial = {name: value.detach().clone() for name, value in net.named_parameters()}
-
-        def proximal_term(net: nn.Module) -> Tensor:
-            terms = [((value - initial[name]) ** 2).sum() for name, value in net.named_parameters()]
-            return federation.mu / 2 * sum(terms[1:], terms[0])
-
-        epochs = round_epochs(federation, round_number)
-        penalty = proximal_term if federation.strategy == "fedprox" and federation.mu else None
+        load_optimizer_state(net, optimizer, optimizer_state)
+        epochs, penalty = round_epochs(federation, round_number), proximal_term(net, federation)
         if federation.privacy.record_noise:
             loss = train_epochs_private(
                 net,
@@ -179,13 +174,9 @@ class FederatedSite:
             )
         else:
             loss = train_epochs(net, notes, settings, epochs, seed=recipe.seed, optimizer=optimizer, penalty=penalty)
-        state = {}
-        if federation.optimizer_state == "keep":
-            state = {f"{key}.{name}": value.cpu().numpy() for name, key, value in optimizer_tensors(net, optimizer)}
+        state = kept_optimizer_state(net, optimizer, federation)
         trained = {name: value.cpu().numpy() for name, value in net.state_dict().items()}
-        for name in LABEL_ROWS:  # weight decay has moved the rows of labels that the site does not use
-            mask = self.label_mask.reshape(-1, *[1] * (trained[name].ndim - 1))
-            trained[name] = np.where(mask, trained[name], weights[name])
+        restore_unused_labels(trained, weights, HEAD_ROWS, self.label_mask)
         return SiteUpdate(self.name, trained, len(notes), loss, self.label_mask, state)
 
     def evaluate(
@@ -214,7 +205,47 @@ class FederatedSite:
         return net
 
 
-def loop_settings(recipe: FederatedHeadsRecipe) -> TrainerSettings:
+def proximal_term(net: nn.Module, federation: FederationSettings) -> Penalty | None:
+    """FedProx: mu / 2 times the squared distance from the weights of now, as a function of the net; else None."""
+    if federation.strategy != "fedprox" or not federation.mu:
+        return None
+    initial = {name: value.detach().clone() for name, value in net.named_parameters()}
+
+    def penalty(net: nn.Module) -> Tensor:
+        terms = [((value - initial[name]) ** 2).sum() for name, value in net.named_parameters()]
+        return federation.mu / 2 * sum(terms[1:], terms[0])
+
+    return penalty
+
+
+def load_optimizer_state(net: nn.Module, optimizer: torch.optim.Optimizer, state: Arrays | None) -> None:
+    """Continues with the state of `kept_optimizer_state`, if there is any."""
+    if state:
+        load_optimizer_tensors(net, optimizer, {name: torch.from_numpy(array) for name, array in state.items()})
+
+
+def kept_optimizer_state(net: nn.Module, optimizer: torch.optim.Optimizer, federation: FederationSettings) -> Arrays:
+    """The state of an optimizer that stays at the site until the next round; empty with `reset`."""
+    if federation.optimizer_state == "reset":
+        return {}
+    return {f"{key}.{name}": value.cpu().numpy() for name, key, value in optimizer_tensors(net, optimizer)}
+
+
+def used_labels(labels: LabelSpace, codes: Sequence[Collection[Code]], code_list: frozenset[Code] | None) -> np.ndarray:
+    """The labels (L,) bool that a site codes with: those of its list, else all of the systems of its notes."""
+    systems = {code.system for note in codes for code in note}
+    used = (code.system in systems and (code_list is None or code in code_list) for code in labels.codes)
+    return np.fromiter(used, dtype=bool, count=len(labels))
+
+
+def restore_unused_labels(trained: Arrays, weights: Arrays, rows: LabelRows, label_mask: np.ndarray) -> None:
+    """Resets the rows of labels that a site does not use: weight decay has moved them."""
+    for name in rows.names:
+        mask = label_mask.reshape(-1, *[1] * (trained[name].ndim - 1))
+        trained[name] = np.where(mask, trained[name], weights[name])
+
+
+def loop_settings(recipe: FederatedRecipe) -> TrainerSettings:
     """The training settings of a site. The learning-rate schedule runs over all rounds."""
     epochs = recipe.federation.rounds * recipe.federation.local_epochs
     return recipe.training.model_copy(update={"epochs": epochs})

@@ -20,7 +20,7 @@ from flwr.serverapp.exception import AggregationError
 
 from nosology.core import FederationError
 from nosology.corpora.corpus import Corpus
-from nosology.federated.federation_settings import FederatedHeadsRecipe
+from nosology.federated.federation_settings import FederatedRecipe
 from nosology.federated.privacy.secure_round import SecureRounds
 from nosology.federated.privacy.site_noise import PrivacyBudget, check_privacy
 from nosology.federated.rounds import messages, outcome
@@ -32,11 +32,11 @@ from nosology.federated.rounds.federation_setup import (
     clear,
     shared_labels,
 )
+from nosology.federated.rounds.learner import learner_of
 from nosology.federated.rounds.outcome import HistoryRow
 from nosology.federated.rounds.participants import PAUSE, Participants, SiteGrid, format_reasons
 from nosology.federated.rounds.strategy import ValidatingStrategy
 from nosology.models.bundle import Bundle, check_bundle_folder
-from nosology.models.heads.heads_net import FeatureStatistics
 from nosology.training.run_folder import open_run_folder, run_folder
 
 Report = Callable[[str], None]  # is called with one line per round
@@ -68,14 +68,14 @@ class FederationLoop(ABC):
     setup: FederationSetup
     checkpoint: RoundCheckpoint
 
-    def __init__(self, recipe: FederatedHeadsRecipe, report: Report):
+    def __init__(self, recipe: FederatedRecipe, report: Report):
         self.check(recipe)
         self.recipe, self.settings, self.report = recipe, recipe.federation, report
         self.refused: dict[str, str] = {}  # sites that do not take part, and why
         self._dev: SiteCounts | None = None  # of all sites, after the last round
 
     @classmethod
-    def check(cls, recipe: FederatedHeadsRecipe) -> None:
+    def check(cls, recipe: FederatedRecipe) -> None:
         """ConfigError for settings that this federation does not support."""
         outcome.check_recipe(recipe)
         check_privacy(recipe)
@@ -100,6 +100,10 @@ class FederationLoop(ABC):
 
     def state(self) -> dict[str, Any]:
         """Further values of the checkpoint."""
+        return {}
+
+    def traffic(self) -> HistoryRow:
+        """The bytes of the messages of a round, for its history; empty without messages."""
         return {}
 
     def run(self, out: str | Path, corpora: Sequence[Corpus] = (), notes: str = "") -> FederationResult:
@@ -145,6 +149,7 @@ class FederationLoop(ABC):
             counts = self.evaluate(number, weights, "dev", 1.0 if last else self.settings.fraction_evaluate)
             self._dev = counts if last else None
             row["micro_f1"] = counts.best_f1 if counts is not None else None
+        row |= self.traffic()
         row["seconds"] = round(time.monotonic() - started, 3)
         history = [*self.checkpoint.history, row]
         self.checkpoint = replace(self.checkpoint, number=number, weights=weights, history=history, **self.state())
@@ -168,7 +173,7 @@ class FederationLoop(ABC):
 class FlowerFederation(FederationLoop):
     """A federation of the sites of a grid. A run fails with a FederationError."""
 
-    def __init__(self, grid: SiteGrid, recipe: FederatedHeadsRecipe, report: Report = lambda line: None):
+    def __init__(self, grid: SiteGrid, recipe: FederatedRecipe, report: Report = lambda line: None):
         super().__init__(recipe, report)
         self.participants = Participants(grid, recipe)
         self.refused = self.participants.refused
@@ -181,30 +186,31 @@ class FlowerFederation(FederationLoop):
         participants.wait_for_start()
         if resumed is not None:
             return resumed
-        statistics = self._sum_statistics()
+        reports = self._reports()
         metadata = dict(sorted(participants.metadata.items()))
         labels = shared_labels(metadata, self.settings)
-        setup = participants.setup = FederationSetup(self.recipe, labels, statistics.scaler(), metadata, notes)
+        inputs = learner_of(self.recipe).share_inputs(list(reports.values()), labels, metadata)
+        setup = participants.setup = FederationSetup(self.recipe, labels, inputs, metadata, notes)
         contents = dict.fromkeys(metadata, participants.setup_content(setup))
         for site, reply in participants.request(messages.PREPARE, contents).items():
             if reply.has_error():  # it gets the setup again when it trains
                 self.refused[site] = messages.error_reason(reply.error)
         return setup
 
-    def _sum_statistics(self) -> FeatureStatistics:
-        """The summed statistics of the sites; sites without valid statistics are excluded."""
+    def _reports(self) -> dict[str, Any]:
+        """The statistics of the sites, by site name; sites without valid statistics are excluded."""
         participants = self.participants
         content = messages.make_content(recipe=self.recipe.model_dump(mode="json"))
         replies = participants.request(messages.STATISTICS, dict.fromkeys(participants.metadata, content))
-        total: FeatureStatistics | None = None
+        learner, reports = learner_of(self.recipe), {}
         for site, metadata in sorted(participants.metadata.items()):
-            statistics = messages.read_statistics(replies.get(site), metadata.dim)
-            if isinstance(statistics, str):
-                participants.exclude(site, statistics)
+            report = learner.read_report(replies.get(site), metadata)
+            if isinstance(report, str):
+                participants.exclude(site, report)
             else:
-                total = statistics if total is None else total + statistics
-        count = len(participants.metadata)
-        if total is None or count < self.settings.min_sites:
+                reports[site] = report
+        count = len(reports)
+        if count < max(1, self.settings.min_sites):
             raise FederationError(
                 f"{count} sites sent statistics; federation.min_sites = {self.settings.min_sites}"
                 f"{format_reasons(self.refused)}"
@@ -215,16 +221,23 @@ class FlowerFederation(FederationLoop):
                 f"federation.strategy = {self.settings.strategy} needs {self.strategy.min_replies} sites in a round; "
                 f"there are {sampled}{format_reasons(self.refused)}"
             )
-        return total
+        return reports
 
     def prepare(self) -> int:
         """The number of sites; loads the state of strategy and privacy budget."""
+        self.strategy.rows = self.setup.learner.label_rows(self.setup)
         self.strategy.load_optimizer_state(self.checkpoint.optimizer_state)
         self.privacy = PrivacyBudget(self.recipe, self.checkpoint.privacy)
         self.strategy.reduce = self.privacy.reduce
         secure = self.settings.privacy.secure
         self.secure = SecureRounds(self.participants, self.strategy, self.privacy) if secure else None
+        self.participants.traffic()  # that of the setup is no part of a round
         return len(self.participants.metadata)
+
+    def traffic(self) -> HistoryRow:
+        """The bytes of all messages since the last round."""
+        sent, received = self.participants.traffic()
+        return {"bytes_to_sites": sent, "bytes_from_sites": received}
 
     def state(self) -> dict[str, Any]:
         """Server optimizer, refused sites and privacy budget."""

@@ -20,11 +20,11 @@ import torch
 from nosology.core import SYSTEMS, BundleError, Code, ConfigError, DataError, __version__
 from nosology.core.files import json_sha256
 from nosology.core.label_space import LabelSpace
-from nosology.federated.federation_settings import FederatedHeadsRecipe, FederationSettings
-from nosology.models.heads.heads_net import HeadNet, Scaler, build_head, compute_dtype
+from nosology.federated.federation_settings import FederatedRecipe, FederationSettings, read_federated_recipe
+from nosology.federated.rounds.learner import FederatedLearner, learner_of
 from nosology.training.checkpoint import read_tensors, write_tensors
 
-PREPROCESSING = "text as given, standardised vectors"  # change it when notes are processed differently before the head
+PREPROCESSING = "text as given, standardised vectors"  # of heads
 COMPATIBILITY = ("package", "embedder", "dim", "preprocessing")  # must be equal at all sites
 SETUP_FILE, ROUND_FILE = "setup.safetensors", "round.safetensors"
 HISTORY, PLOT = "history.csv", "history.png"  # written at the end and moved into the bundle
@@ -37,9 +37,9 @@ class SiteMetadata:
     """What a site reports before the first round."""
 
     package: str  # version of nosology
-    embedder: str  # hash of the embedder's identity
-    identity: dict[str, Any]  # of the embedder
-    dim: int
+    embedder: str  # hash of the identity
+    identity: dict[str, Any]  # of the embedder, or of the tokenizer of words
+    dim: int  # of the vectors of notes or words
     preprocessing: str
     notes: int  # for training
     codes: dict[Code, int]  # training notes per code, of codes with at least min_site_notes notes
@@ -80,22 +80,22 @@ def embedder_key(identity: dict[str, Any]) -> str:
     return json_sha256(identity)
 
 
-def incompatible_sites(metadata: Mapping[str, SiteMetadata]) -> dict[str, str]:
-    """Why sites cannot take part, by site.
+def incompatible_sites(metadata: Mapping[str, SiteMetadata], preprocessing: str = PREPROCESSING) -> dict[str, str]:
+    """Why sites cannot take part, by site. preprocessing: of the learner.
 
-    The package must be the server's. Embedder and preprocessing must be those of most sites; in a tie, those of the
-    first site by name.
+    The package must be the server's. The embedder must be that of most sites; in a tie, that of the first site by name.
     """
     in_order = [metadata[site] for site in sorted(metadata)]
     if not in_order:
         return {}
     most_common = Counter(site.embedder for site in in_order).most_common(1)[0][0]  # in a tie: the first one
     reference = next(site for site in in_order if site.embedder == most_common)
-    reasons = {site: _differences(site_metadata, reference) for site, site_metadata in sorted(metadata.items())}
+    in_order = sorted(metadata.items())
+    reasons = {site: _differences(site_metadata, reference, preprocessing) for site, site_metadata in in_order}
     return {site: "; ".join(differences) for site, differences in reasons.items() if differences}
 
 
-def _differences(site: SiteMetadata, reference: SiteMetadata) -> list[str]:
+def _differences(site: SiteMetadata, reference: SiteMetadata, preprocessing: str) -> list[str]:
     """Why a site is incompatible with the reference site."""
     reasons = []
     if site.package != __version__:
@@ -106,9 +106,10 @@ def _differences(site: SiteMetadata, reference: SiteMetadata) -> list[str]:
             for name in sorted(reference.identity.keys() | site.identity.keys())
             if reference.identity.get(name) != site.identity.get(name)
         ]
-        reasons.append(f"embedder: {', '.join(parts or [f'dim must be {reference.dim}; got {site.dim}'])}")
-    if site.preprocessing != PREPROCESSING:
-        reasons.append(f"preprocessing must be {PREPROCESSING!r}; got {site.preprocessing!r}")
+        what = "tokenizer" if "tokenizer" in reference.identity else "embedder"
+        reasons.append(f"{what}: {', '.join(parts or [f'dim must be {reference.dim}; got {site.dim}'])}")
+    if site.preprocessing != preprocessing:
+        reasons.append(f"preprocessing must be {preprocessing!r}; got {site.preprocessing!r}")
     if site.notes < 1:
         reasons.append("it has no training notes")
     return reasons
@@ -135,41 +136,50 @@ def shared_labels(metadata: Mapping[str, SiteMetadata], settings: FederationSett
 
 @dataclass(frozen=True, eq=False)
 class FederationSetup:
-    """Recipe, labels and scaler of a federation, fixed before the first round."""
+    """Recipe, labels and shared inputs of a federation, fixed before the first round."""
 
-    recipe: FederatedHeadsRecipe
+    recipe: FederatedRecipe
     labels: LabelSpace
-    scaler: Scaler
+    inputs: Any  # what all sites use to turn notes into inputs of the net: a scaler of vectors, or words
     metadata: dict[str, SiteMetadata]  # of the sites that took part in the setup
     notes: str = ""  # hash of the notes of each site; empty where the server does not know them
 
     @property
     def hash(self) -> str:
-        """A hash of labels and scaler."""
-        parts = (self.labels.hash.encode(), self.scaler.mean.tobytes(), self.scaler.scale.tobytes())
-        return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
+        """A hash of labels and inputs."""
+        arrays, values = self.learner.pack_inputs(self.inputs)
+        parts = (self.labels.hash.encode(), *(array.tobytes() for array in arrays.values()))
+        return hashlib.sha256(b"".join(parts) + (json.dumps(values).encode() if values else b"")).hexdigest()[:16]
 
-    def head(self) -> HeadNet:
-        """A head with the initial weights."""
-        return build_head(self.recipe.model, len(self.scaler.mean), len(self.labels), self.recipe.seed)
+    @property
+    def learner(self) -> FederatedLearner:
+        """The learner of the recipe."""
+        return learner_of(self.recipe)
+
+    @property
+    def label_counts(self) -> np.ndarray:
+        """The reported train notes of each label (L,)."""
+        sites = self.metadata.values()
+        return np.array([sum(site.codes.get(code, 0) for site in sites) for code in self.labels.codes], dtype=np.int64)
 
     def initial_weights(self) -> Arrays:
-        """The initial weights, in the dtype of the training."""
-        dtype = compute_dtype(self.recipe.training)
-        return {name: tensor.to(dtype).numpy() for name, tensor in self.head().state_dict().items()}
+        """The weights before the first round."""
+        return self.learner.initial_weights(self)
 
     def save(self, folder: Path) -> None:
         """Writes setup.safetensors."""
+        arrays, values = self.learner.pack_inputs(self.inputs)
         header = {
             "recipe": self.recipe.model_dump(mode="json"),
+            "inputs": values,
             "labels": self.labels.to_json(),
             "metadata": {site: metadata.to_json() for site, metadata in self.metadata.items()},
             "notes": self.notes,
         }
-        _write(folder / SETUP_FILE, {"mean": self.scaler.mean, "scale": self.scaler.scale}, header)
+        _write(folder / SETUP_FILE, arrays, header)
 
     @classmethod
-    def resume(cls, folder: Path, recipe: FederatedHeadsRecipe, notes: str) -> FederationSetup | None:
+    def resume(cls, folder: Path, recipe: FederatedRecipe, notes: str) -> FederationSetup | None:
         """The setup of a run that can be continued; None if no round was saved; ConfigError if it is another run."""
         saved = cls.load(folder)
         if saved is None or RoundCheckpoint.load(folder, saved.hash) is None:
@@ -185,10 +195,11 @@ class FederationSetup:
         if (content := _read(folder / SETUP_FILE)) is None:
             return None
         arrays, header = content
+        recipe = read_federated_recipe(header["recipe"])
         return cls(
-            FederatedHeadsRecipe.model_validate(header["recipe"]),
+            recipe,
             LabelSpace(header["labels"]),
-            Scaler(arrays["mean"], arrays["scale"]),
+            learner_of(recipe).unpack_inputs(arrays, header["inputs"]),
             {site: SiteMetadata.from_json(metadata) for site, metadata in header["metadata"].items()},
             header["notes"],
         )

@@ -16,19 +16,22 @@ from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 
 from nosology.core.label_space import LabelSpace
+from nosology.federated.rounds.compression import decompress
 from nosology.federated.rounds.federated_site import SiteCounts, SiteUpdate
 from nosology.federated.rounds.federation_setup import Arrays
+from nosology.federated.rounds.learner import HEAD_ROWS, LabelRows
 from nosology.models.heads.heads_net import FeatureStatistics
 
 ARRAYS, CONFIG, METRICS, PACKED = "arrays", "config", "metrics", "packed"  # records of a message
 NOTES, LOSS, LABEL_MASK = "num-examples", "loss", "label-mask"  # values in a training reply
+INPUTS = "inputs"  # value in `PREPARE`: JSON values of the shared inputs
 
 METADATA, STATISTICS, PREPARE = "query.metadata", "query.statistics", "query.prepare"  # message types
 TRAIN, EVALUATE = "train", "evaluate"
 
 REFUSED = 1001  # error code: the reason is a sentence for the user, without data
 FAILED = 1002  # error code: the reason is the class of an exception
-UNPREPARED = 1003  # error code: the site does not have the labels and the scaler
+UNPREPARED = 1003  # error code: the site does not have the setup
 
 _FLOWER_ERRORS = {  # Flower's own error codes; their reasons may quote data and are not shown
     1: "its app could not be loaded",
@@ -111,10 +114,26 @@ def error_reason(error: Error) -> str:
     return f"{reason} ({exception[1].rpartition('.')[2]})" if exception else reason
 
 
-def read_update(site: str, reply: Message, initial: Arrays, expected_notes: int | None = None) -> SiteUpdate | str:
+def content_bytes(content: RecordDict) -> int:
+    """The number of bytes of the arrays and values of a message."""
+    arrays = sum(len(array.data) for record in content.array_records.values() for array in record.values())
+    values = (value for record in content.config_records.values() for value in record.values())
+    return arrays + sum(len(value) for value in values if isinstance(value, str | bytes))
+
+
+def read_update(
+    site: str,
+    reply: Message,
+    initial: Arrays,
+    expected_notes: int | None = None,
+    *,
+    rows: LabelRows = HEAD_ROWS,
+    compressed: bool = False,
+) -> SiteUpdate | str:
     """The update in a reply, or why it is invalid.
 
     initial: the weights at the start of the round. expected_notes: the number of notes that the site has reported.
+    compressed: the arrays are those of `compress`.
     """
     if reply.has_error():
         return error_reason(reply.error)
@@ -143,9 +162,14 @@ def read_update(site: str, reply: Message, initial: Arrays, expected_notes: int 
             weights[name] = arrays[name].numpy()
         except Exception:  # numpy raises various exceptions for a damaged array
             return f"{name} cannot be read"
+        if compressed and weights[name].dtype == np.uint16 and weights[name].shape == first.shape:
+            with np.errstate(over="ignore", invalid="ignore"):
+                weights[name] = decompress(weights[name], first)
+        elif compressed:
+            return f"{name} must be compressed (federation.compression)"
         if reason := _invalid_array(name, weights[name], first):
             return reason
-    labels = len(initial["out.bias"])
+    labels = rows.count(initial)
     if not isinstance(packed_mask, bytes) or len(packed_mask) != -(-labels // 8):
         return f"{LABEL_MASK} must have {labels} bits"
     label_mask = np.unpackbits(np.frombuffer(packed_mask, np.uint8), count=labels).astype(bool)

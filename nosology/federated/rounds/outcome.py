@@ -7,30 +7,28 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
 from nosology.core import ConfigError
 from nosology.core.files import atomic_file
 from nosology.corpora.corpus import Corpus
 from nosology.evaluation.decision import UNTUNED, Decision
-from nosology.federated.federation_settings import FederatedHeadsRecipe
+from nosology.federated.federation_settings import FederatedRecipe
 from nosology.federated.rounds.federated_site import SiteCounts
 from nosology.federated.rounds.federation_setup import HISTORY, PLOT, FederationSetup, RoundCheckpoint
+from nosology.federated.rounds.learner import learner_of
 from nosology.models.bundle import Bundle
-from nosology.models.heads.heads_model import Heads
+from nosology.models.neural import Calibrated
 from nosology.models.train import provenance
 from nosology.training.calibration import PlattScaling
 from nosology.training.recipe_settings import LabelSettings
 
 HistoryRow = dict[str, Any]  # one round, keys as in COLUMNS
-COLUMNS = ("round", "loss", "sites", "refused", "micro_f1", "epsilon", "record_epsilon", "seconds")
+_TRAFFIC = ("bytes_to_sites", "bytes_from_sites")  # of all messages of a round
+COLUMNS = ("round", "loss", "sites", "refused", "micro_f1", "epsilon", "record_epsilon", *_TRAFFIC, "seconds")
 
 
-def check_recipe(recipe: FederatedHeadsRecipe) -> None:
-    """Raises ConfigError for labels, decision or precision that a federation does not support."""
-    if recipe.training.precision == "bf16":
-        raise ConfigError('training.precision must be "fp32" or "fp64" in a federation; got "bf16"')
+def check_recipe(recipe: FederatedRecipe) -> None:
+    """Raises ConfigError for labels, decision or other settings that a federation does not support."""
+    learner_of(recipe).check()
     if recipe.decision.threshold == "per_code":
         raise ConfigError('decision.threshold must be a number or "global" in a federation; got "per_code"')
     if recipe.decision.at_least_one:
@@ -38,17 +36,6 @@ def check_recipe(recipe: FederatedHeadsRecipe) -> None:
     for name in ("min_notes", "max_notes", "top_k"):
         if (value := getattr(recipe.labels, name)) != LabelSettings.model_fields[name].default:
             raise ConfigError(f"labels.{name} must not be set in a federation (federation.min_notes); got {value}")
-
-
-def build_model(setup: FederationSetup, weights: Mapping[str, np.ndarray], calibration: PlattScaling) -> Heads:
-    """The model with these weights."""
-    net = setup.head()
-    net.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
-    sites = setup.metadata.values()
-    counts = [sum(site.codes.get(code, 0) for site in sites) for code in setup.labels.codes]
-    identity = next(iter(sites)).identity
-    notes = np.array(counts, dtype=np.int64)
-    return Heads(setup.labels, notes, setup.recipe.embedder, identity, setup.scaler, net.eval(), calibration)
 
 
 def build_bundle(
@@ -63,7 +50,7 @@ def build_bundle(
     Without true codes on dev there is no calibration and the threshold is `UNTUNED`.
     """
     recipe, calibration, threshold = setup.recipe, PlattScaling(), UNTUNED
-    report: dict[str, Any] = {"dev_codes": 0, "shape": recipe.model.model_dump()}
+    report: dict[str, Any] = {"dev_codes": 0}
     if dev is not None and dev.true.any():
         calibration, threshold = dev.calibration, dev.threshold
         report |= {"dev_codes": int(dev.true.sum()), "dev_micro_f1": dev.best[1], "dev_map": dev.map}
@@ -86,13 +73,14 @@ def build_bundle(
             "record_epsilon": last.get("record_epsilon"),
         },
     }
-    model = build_model(setup, checkpoint.weights, calibration)
+    model = setup.learner.build_model(setup, checkpoint.weights, calibration)
+    report["shape"] = getattr(model, "settings", recipe.model).model_dump()  # of word nets with all sizes resolved
     return Bundle(model, Decision(threshold), recipe.model_dump(mode="json"), provenance(recipe, corpora, facts))
 
 
 def calibration(bundle: Bundle) -> PlattScaling:
-    """The calibration of the heads in a bundle."""
-    assert isinstance(bundle.model, Heads) and isinstance(bundle.model.calibration, PlattScaling)
+    """The calibration of the model in a bundle."""
+    assert isinstance(bundle.model, Calibrated) and isinstance(bundle.model.calibration, PlattScaling)
     return bundle.model.calibration
 
 

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping
 from flwr.app import Message, RecordDict
 
 from nosology.core import FederationError
-from nosology.federated.federation_settings import FederatedHeadsRecipe
+from nosology.federated.federation_settings import FederatedRecipe
 from nosology.federated.rounds import messages
 from nosology.federated.rounds.federation_setup import FederationSetup, SiteMetadata, incompatible_sites, too_few_notes
+from nosology.federated.rounds.learner import learner_of
 
 PAUSE = 0.5  # seconds between polls
 
@@ -51,7 +52,7 @@ class SiteGrid(ABC):
 class Participants:
     """The sites by name. Sites that come after the setup must be compatible with it."""
 
-    def __init__(self, grid: SiteGrid, recipe: FederatedHeadsRecipe):
+    def __init__(self, grid: SiteGrid, recipe: FederatedRecipe):
         self.grid, self.recipe, self.settings = grid, recipe, recipe.federation
         self.timeout = self.settings.timeout if grid.timeout is None else grid.timeout  # seconds to wait for sites
         self.setup: FederationSetup | None = None
@@ -60,6 +61,8 @@ class Participants:
         self._node: dict[str, int] = {}  # last known node of a site
         self._pending: dict[str, int] = {}  # message id -> node: metadata requests without a reply
         self._replied: set[int] = set()  # nodes that have sent metadata
+        self._preprocessing = learner_of(recipe).preprocessing
+        self._traffic = [0, 0]  # bytes to and from sites
 
     def online(self) -> dict[int, str]:
         """The sites that take part and are online now, by node id."""
@@ -110,7 +113,7 @@ class Participants:
             return
         if self.setup:
             reference = self.setup.metadata[min(self.setup.metadata)]  # "" is first by name, so it is the reference
-            if reason := incompatible_sites({"": reference, "new": metadata}).get("new"):
+            if reason := incompatible_sites({"": reference, "new": metadata}, self._preprocessing).get("new"):
                 self.refused[site] = reason
                 return
         self.metadata[site] = metadata
@@ -136,10 +139,13 @@ class Participants:
                 )
             time.sleep(min(PAUSE, self.timeout / 10))
         for site in set(self.metadata) - self._compatible():
-            self.exclude(site, incompatible_sites(self.metadata)[site])
+            self.exclude(site, self._incompatible()[site])
 
     def _compatible(self) -> set[str]:
-        return set(self.metadata) if self.setup else set(self.metadata) - set(incompatible_sites(self.metadata))
+        return set(self.metadata) if self.setup else set(self.metadata) - set(self._incompatible())
+
+    def _incompatible(self) -> dict[str, str]:
+        return incompatible_sites(self.metadata, self._preprocessing)
 
     def exclude(self, site: str, reason: str) -> None:
         """Excludes a site from the run."""
@@ -176,16 +182,23 @@ class Participants:
 
     def _send(self, requests: list[Message], names: dict[int, str]) -> dict[str, Message]:
         replies = self.grid.send_and_receive(requests, timeout=self.settings.timeout) if requests else []
+        for way, sent in enumerate((requests, replies)):
+            self._traffic[way] += sum(messages.content_bytes(each.content) for each in sent if each.has_content())
         return {names[reply.metadata.src_node_id]: reply for reply in replies if reply.metadata.src_node_id in names}
 
     def setup_content(self, setup: FederationSetup) -> RecordDict:
-        """The content of `PREPARE`: labels, scaler and their hash."""
-        arrays = {"mean": setup.scaler.mean, "scale": setup.scaler.scale}
-        values = setup.metadata[min(setup.metadata)].compatibility
-        labels = setup.labels.to_json()
+        """The content of `PREPARE`: labels, shared inputs and their hash."""
+        arrays, inputs = setup.learner.pack_inputs(setup.inputs)
+        values = {"labels": setup.labels.to_json()} | ({messages.INPUTS: inputs} if inputs else {})
+        compatibility = setup.metadata[min(setup.metadata)].compatibility
         return messages.make_content(
-            arrays, recipe=self._recipe(), setup=setup.hash, labels=labels, compatibility=values
+            arrays, recipe=self._recipe(), setup=setup.hash, compatibility=compatibility, **values
         )
+
+    def traffic(self) -> tuple[int, int]:
+        """The bytes to and from sites since the last call."""
+        (sent, received), self._traffic = self._traffic, [0, 0]
+        return sent, received
 
     def _recipe(self) -> dict:
         return self.recipe.model_dump(mode="json")

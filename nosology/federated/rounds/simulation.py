@@ -8,7 +8,6 @@ from itertools import count
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
@@ -20,17 +19,14 @@ from nosology.core.progress import progress
 from nosology.corpora.corpus import Corpus
 from nosology.corpora.group_splits import summarize_notes
 from nosology.corpora.splits import assign_sites
-from nosology.encoders.embedder import Embedder
-from nosology.encoders.embedding_cache import EmbeddingCache
-from nosology.federated.federation_settings import FederatedHeadsRecipe
+from nosology.federated.federation_settings import FederatedHeadsRecipe, FederatedRecipe
 from nosology.federated.rounds.client_app import make_app
-from nosology.federated.rounds.federated_site import SPLITS, FederatedSite
+from nosology.federated.rounds.federated_site import FederatedSite
 from nosology.federated.rounds.federation_server import FederationLoop, FlowerFederation, Report, federation_output
+from nosology.federated.rounds.learner import LocalSite, learner_of
 from nosology.federated.rounds.participants import SiteGrid
 from nosology.federated.rounds.vectorized import VectorizedFederation
 from nosology.models.bundle import Bundle
-from nosology.models.heads.heads_net import CodedVectors
-from nosology.training.examples import codes_in_systems
 from nosology.training.run_folder import VECTORS, clear_run_folder
 
 SITE_NAME = "site-name"  # in the node config
@@ -100,7 +96,7 @@ class InProcessGrid(SiteGrid):
             return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
 
 
-def simulation_grid(sites: Sequence[FederatedSite]) -> InProcessGrid:
+def simulation_grid(sites: Sequence[LocalSite]) -> InProcessGrid:
     """A grid with one node per site."""
     by_name = {site.name: site for site in sites}
     return InProcessGrid(make_app(lambda context, _: by_name[str(context.node_config[SITE_NAME])]), by_name)
@@ -136,28 +132,16 @@ def notes_hash(corpora: Sequence[Corpus], site_of: dict[str, str]) -> str:
 
 
 def simulated_sites(
-    corpora: Sequence[Corpus], site_of: dict[str, str], recipe: FederatedHeadsRecipe, cache: Path
-) -> list[FederatedSite]:
-    """One hospital per site. Embeddings that are not in the cache are computed and cached."""
-    embedder = Embedder.load(recipe.embedder)
-    embeddings = EmbeddingCache.for_embedder(cache, embedder)
-    parts: dict[str, dict[str, CodedVectors]] = {name: {} for name in sorted(set(site_of.values()))}
-    for split in SPLITS:
-        notes = [note for corpus in corpora for note in corpus.notes(split, text=False)]
-        texts = (note.text for corpus in corpora for note in corpus.notes(split))
-        vectors = embeddings.vectors(texts, lambda: embedder)
-        codes = codes_in_systems(recipe.labels, [note.codes for note in notes])
-        names = np.array([site_of[note.id] for note in notes], dtype=object)
-        for name, part in parts.items():
-            rows = np.flatnonzero(names == name)
-            part[split] = CodedVectors(vectors[rows], [codes[row] for row in rows])
-    return [FederatedSite(name, embedder.identity, embedder.key, part) for name, part in parts.items()]
+    corpora: Sequence[Corpus], site_of: dict[str, str], recipe: FederatedRecipe, folder: Path
+) -> list[LocalSite]:
+    """One hospital per site. folder: for vectors; those that it does not have are computed and stored there."""
+    return learner_of(recipe).simulated_sites(corpora, site_of, folder)
 
 
 def run_simulation(
     corpora: Sequence[Corpus],
     site_of: dict[str, str],
-    recipe: FederatedHeadsRecipe,
+    recipe: FederatedRecipe,
     out: Path,
     engine: Literal["flower", "vectorized"],
     report: Report,
@@ -177,16 +161,17 @@ def run_simulation(
 def _simulated_loop(
     corpora: Sequence[Corpus],
     site_of: dict[str, str],
-    recipe: FederatedHeadsRecipe,
+    recipe: FederatedRecipe,
     folder: Path,
     engine: Literal["flower", "vectorized"],
     report: Report,
 ) -> FederationLoop:
-    federation, cache = recipe.federation, Path(recipe.vectors.cache or folder / VECTORS)
-    sites = simulated_sites(corpora, site_of, recipe, cache)
-    count = max(1, sum(len(site.notes["train"].codes) >= federation.min_site_notes for site in sites))
+    federation = recipe.federation
+    stored = recipe.vectors.cache if isinstance(recipe, FederatedHeadsRecipe) else ""
+    sites = simulated_sites(corpora, site_of, recipe, Path(stored or folder / VECTORS))
+    count = max(1, sum(site.sizes["train"] >= federation.min_site_notes for site in sites))
     limits = {"min_sites": min(federation.min_sites, count), "quorum": min(federation.quorum, count)}
     recipe = recipe.model_copy(update={"federation": federation.model_copy(update=limits)})
-    if engine == "vectorized":
-        return VectorizedFederation(sites, recipe, report)
+    if engine == "vectorized" and isinstance(recipe, FederatedHeadsRecipe):  # its `check` has refused other kinds
+        return VectorizedFederation([site for site in sites if isinstance(site, FederatedSite)], recipe, report)
     return FlowerFederation(simulation_grid(sites), recipe, report)

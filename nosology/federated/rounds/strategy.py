@@ -28,8 +28,9 @@ from flwr.serverapp.strategy.fedtrimmedavg import trim_mean
 
 from nosology.federated.federation_settings import FederationSettings
 from nosology.federated.rounds import messages
-from nosology.federated.rounds.federated_site import LABEL_ROWS, SiteUpdate
+from nosology.federated.rounds.federated_site import SiteUpdate
 from nosology.federated.rounds.federation_setup import Arrays
+from nosology.federated.rounds.learner import HEAD_ROWS, LabelRows
 from nosology.training.batch_plan import derive_seed
 
 ROBUST = ("trimmed_mean", "median", "krum")  # strategies that compare sites
@@ -60,8 +61,8 @@ def flower_strategy(settings: FederationSettings) -> FedAvg:
 class ValidatingStrategy:
     """One of Flower's strategies, with validation of replies.
 
-    The caller sets `notes` (reported number of notes by site). `configure_train` sets `sites` (names by node id),
-    `validate` sets `accepted` and `refused`.
+    The caller sets `notes` (reported number of notes by site) and `rows` (weights with one row per label).
+    `configure_train` sets `sites` (names by node id), `validate` sets `accepted` and `refused`.
     """
 
     def __init__(self, settings: FederationSettings, seed: int = 0, reduce: Reduce | None = None):
@@ -69,6 +70,7 @@ class ValidatingStrategy:
         self.inner = flower_strategy(settings)
         self.sites: dict[int, str] = {}
         self.notes: dict[str, int] = {}
+        self.rows: LabelRows = HEAD_ROWS
         self.initial: Arrays = {}  # weights at the start of the round
         self.accepted: list[str] = []
         self.refused: dict[str, str] = {}
@@ -104,7 +106,8 @@ class ValidatingStrategy:
         updates: dict[str, SiteUpdate] = {}
         self.refused = {}
         for site, reply in sorted(replies, key=lambda item: (item[0], item[1].metadata.src_node_id)):
-            update = messages.read_update(site, reply, self.initial, self.notes.get(site))
+            reported, compressed = self.notes.get(site), self.settings.compression == "bf16"
+            update = messages.read_update(site, reply, self.initial, reported, rows=self.rows, compressed=compressed)
             if site in updates:
                 self.refused[site] = "it has replied twice"
             elif isinstance(update, str):
@@ -122,11 +125,11 @@ class ValidatingStrategy:
         loss = sum(update.notes * update.loss for update in updates) / notes if notes else math.nan
         if not math.isfinite(loss):
             raise AggregationError("the loss of the round is not finite")
-        new = self._apply(server_round, fill_unused_labels(updates, self.initial, self.settings))
+        new = self._apply(server_round, fill_unused_labels(updates, self.initial, self.settings, self.rows))
         unused = ~np.any([update.label_mask for update in updates], axis=0)
         for name, first in self.initial.items():
             new[name] = new[name].astype(first.dtype)  # FedAdam returns float64
-            if name in LABEL_ROWS:
+            if name in self.rows.names:
                 new[name][unused] = first[unused]  # the momentum of the server would still move them
         if not all((np.abs(array) <= messages.MAX_VALUE).all() for array in new.values()):
             raise AggregationError(f"the weights of the round are not finite, or beyond {messages.MAX_VALUE:g}")
@@ -169,7 +172,9 @@ class ValidatingStrategy:
                 setattr(self.inner, attribute, arrays)
 
 
-def fill_unused_labels(updates: list[SiteUpdate], initial: Arrays, settings: FederationSettings) -> list[SiteUpdate]:
+def fill_unused_labels(
+    updates: list[SiteUpdate], initial: Arrays, settings: FederationSettings, rows_of: LabelRows
+) -> list[SiteUpdate]:
     """The updates, with rows of labels that a site does not use replaced by the aggregate of the sites that use them.
 
     The mean over all sites is then the mean over the sites that use the label. Rows that no site uses stay as they are.
@@ -180,7 +185,7 @@ def fill_unused_labels(updates: list[SiteUpdate], initial: Arrays, settings: Fed
         return updates
     weights = np.array([update.notes for update in updates])
     filled = [dict(update.arrays) for update in updates]
-    for name in LABEL_ROWS:
+    for name in rows_of.names:
         rows = np.stack([update.arrays[name][partial] for update in updates])  # (sites, labels, ...)
         aggregate = _aggregate_rows(rows, masks[:, partial], weights, initial[name][partial], settings)
         for arrays, mask in zip(filled, masks[:, partial]):

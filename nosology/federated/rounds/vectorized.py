@@ -16,10 +16,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from nosology.core import ConfigError, FederationError
-from nosology.federated.federation_settings import FederatedHeadsRecipe, PrivacySettings
+from nosology.federated.federation_settings import FederatedHeadsRecipe, FederatedRecipe, PrivacySettings
 from nosology.federated.rounds import outcome
 from nosology.federated.rounds.federated_site import (
-    LABEL_ROWS,
     FederatedSite,
     SiteCounts,
     loop_settings,
@@ -33,6 +32,8 @@ from nosology.federated.rounds.federation_setup import (
     shared_labels,
     too_few_notes,
 )
+from nosology.federated.rounds.heads_learner import initial_head
+from nosology.federated.rounds.learner import HEAD_ROWS
 from nosology.federated.rounds.outcome import HistoryRow
 from nosology.models.bundle import Bundle
 from nosology.models.heads.heads_net import HeadNet, VectorBatch, VectorNotes, dropout_seed, make_plan
@@ -43,13 +44,16 @@ from nosology.training.recipe_settings import TrainerSettings
 Stack = dict[str, Tensor]  # weights of S sites (S, ...), by name
 
 
-def check_vectorized(recipe: FederatedHeadsRecipe) -> None:
+def check_vectorized(recipe: FederatedRecipe) -> None:
     """Raises ConfigError for settings that the vectorized engine does not support."""
     settings = recipe.federation
+    if not isinstance(recipe, FederatedHeadsRecipe):
+        raise ConfigError(f"the vectorized engine trains coders of kind heads; got {recipe.kind}: use --engine flower")
     for name, value, allowed in (
         ("strategy", settings.strategy, ("fedavg", "fedprox")),
         ("optimizer_state", settings.optimizer_state, ("reset",)),
         ("fraction_train", settings.fraction_train, (1.0,)),
+        ("compression", settings.compression, ("none",)),
     ):
         if value not in allowed:
             choices = " or ".join(map(str, allowed))
@@ -69,12 +73,13 @@ class VectorizedFederation(FederationLoop):
         self, sites: Sequence[FederatedSite], recipe: FederatedHeadsRecipe, report: Report = lambda line: None
     ):
         super().__init__(recipe, report)
+        self.heads_recipe = recipe
         minimum, sizes = self.settings.min_site_notes, {site.name: len(site.notes["train"].codes) for site in sites}
         self.refused = {name: too_few_notes(size, minimum) for name, size in sizes.items() if size < minimum}
         self.sites = sorted((site for site in sites if site.name not in self.refused), key=lambda site: site.name)
 
     @classmethod
-    def check(cls, recipe: FederatedHeadsRecipe) -> None:
+    def check(cls, recipe: FederatedRecipe) -> None:
         """ConfigError for settings that this federation does not support."""
         check_vectorized(recipe)
         super().check(recipe)
@@ -96,11 +101,11 @@ class VectorizedFederation(FederationLoop):
     def prepare(self) -> int:
         """The number of sites; stacks their notes."""
         self.sites = [site for site in self.sites if site.name in self.setup.metadata]
-        self.device, self.net = self.sites[0].device, self.setup.head().to(self.sites[0].device)
+        self.device, self.net = self.sites[0].device, initial_head(self.setup).to(self.sites[0].device)
         settings, seed = loop_settings(self.recipe), self.recipe.seed
         groups: dict[int, list[FederatedSite]] = defaultdict(list)
         for site in self.sites:
-            site.configure(self.setup.labels, self.setup.scaler)
+            site.configure(self.setup.labels, self.setup.inputs)
             groups[len(make_plan(len(site.tensors("train")), settings, seed))].append(site)
         self.groups = [
             (group, VectorizedSites([site.tensors("train") for site in group], settings, seed))
@@ -124,10 +129,10 @@ class VectorizedFederation(FederationLoop):
             row_weight = masks * weight[:, None]  # (S, L): rows of a label are averaged over the sites that use it
             label_weights = label_weights + row_weight.sum(0)
             for name, value in stack.items():
-                factor = row_weight if name in LABEL_ROWS else weight
+                factor = row_weight if name in HEAD_ROWS.names else weight
                 sums[name] += (value * factor.view(*factor.shape, *[1] * (value.ndim - factor.ndim))).sum(0)
             loss += float(losses @ weight)
-        for name in LABEL_ROWS:
+        for name in HEAD_ROWS.names:
             total = label_weights.view(-1, *[1] * (sums[name].ndim - 1))
             sums[name] = torch.where(total > 0, sums[name] / total.clamp(min=1e-12), initial[name])
         weights = {name: value.detach().cpu().numpy() for name, value in sums.items()}
@@ -138,7 +143,7 @@ class VectorizedFederation(FederationLoop):
     ) -> SiteCounts | None:
         """The summed counts of all sites; `fraction` is ignored."""
         threshold, calibration = (tuned.decision.threshold, outcome.calibration(tuned)) if tuned else (None, None)
-        counts = [site.evaluate(weights, self.recipe, split, calibration, threshold) for site in self.sites]
+        counts = [site.evaluate(weights, self.heads_recipe, split, calibration, threshold) for site in self.sites]
         return sum(counts[1:], counts[0])
 
 

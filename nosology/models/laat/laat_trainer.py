@@ -6,12 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from nosology.core.label_space import LabelSpace
+from nosology.encoders.tokenizers import WordTokenizer
 from nosology.encoders.transformer import load_pretrained
 from nosology.models.laat.laat_model import Caml, Laat, PlmIcd, PlmIcdNet, WordEncoderNet
 from nosology.models.laat.laat_settings import CamlRecipe, LaatRecipe, PlmIcdRecipe
-from nosology.models.neural_trainer import NeuralTrainer, Targets, build_word_tokenizer, label_rates
+from nosology.models.neural_trainer import NeuralTrainer, Targets, build_word_tokenizer, label_counts, label_rates
 from nosology.training.examples import Examples
 
 
@@ -20,14 +22,28 @@ class LaatTrainer(NeuralTrainer[CamlRecipe | LaatRecipe, Caml]):
 
     def build_model(self, labels: LabelSpace, examples: Examples) -> tuple[Caml, Targets]:
         """An untrained model for these labels and notes, and what it is trained to predict."""
-        recipe = self.recipe
-        tokenizer, vectors = build_word_tokenizer(recipe, labels, examples, folder=self.folder)
-        settings = recipe.model.resolved(len(examples))
-        torch.manual_seed(recipe.seed)
-        rates = label_rates(labels, examples) if settings.output_bias == "prior" else None
-        net = WordEncoderNet(settings, len(tokenizer.vocabulary), recipe.vectors.size, len(labels), vectors, rates)
-        model = Caml if recipe.kind == "caml" else Laat
-        return model(labels, np.zeros(len(labels), np.int64), tokenizer, net, settings), Targets.of(labels)
+        tokenizer, vectors = build_word_tokenizer(self.recipe, labels, examples, folder=self.folder)
+        return build_laat(self.recipe, labels, tokenizer, vectors, len(examples), label_counts(labels, examples))
+
+
+def build_laat(
+    recipe: CamlRecipe | LaatRecipe,
+    labels: LabelSpace,
+    tokenizer: WordTokenizer,
+    vectors: Tensor | None,
+    notes: int,
+    counts: np.ndarray,
+) -> tuple[Caml, Targets]:
+    """An untrained CAML or LAAT, and what it is trained to predict.
+
+    vectors: initial word vectors (V, E). notes: number of train notes. counts: (L,) train notes of each label.
+    """
+    settings = recipe.model.resolved(notes)
+    torch.manual_seed(recipe.seed)
+    rates = label_rates(counts, notes) if settings.output_bias == "prior" else None
+    net = WordEncoderNet(settings, len(tokenizer.vocabulary), recipe.vectors.size, len(labels), vectors, rates)
+    model = Caml if recipe.kind == "caml" else Laat
+    return model(labels, np.zeros(len(labels), np.int64), tokenizer, net, settings), Targets.of(labels)
 
 
 class PlmIcdTrainer(NeuralTrainer[PlmIcdRecipe, PlmIcd]):
@@ -43,6 +59,8 @@ class PlmIcdTrainer(NeuralTrainer[PlmIcdRecipe, PlmIcd]):
         if settings.frozen:
             encoder.cache_states()  # they are the same in each epoch
         tokenizer = replace(tokenizer, benchmark=settings.cleaning == "benchmark")
-        rates = label_rates(labels, examples) if settings.output_bias == "prior" else None
+        rates = None
+        if settings.output_bias == "prior":
+            rates = label_rates(label_counts(labels, examples), len(examples))
         net = PlmIcdNet(settings, encoder, len(labels), rates)
         return PlmIcd(labels, np.zeros(len(labels), np.int64), tokenizer, net, settings), Targets.of(labels)

@@ -28,7 +28,9 @@ from nosology.federated.deploy.superlink import ControlClient, SuperLinkServer, 
 from nosology.federated.rounds.federated_site import FederatedSite
 from nosology.federated.rounds.federation_server import FlowerFederation
 from nosology.federated.rounds.federation_setup import ROUND_FILE
+from nosology.federated.rounds.learner import SiteFiles
 from nosology.federated.rounds.simulation import simulation_grid
+from nosology.federated.rounds.word_learner import WordLearner
 from nosology.models.bundle import Bundle
 from nosology.training.run_folder import run_folder
 from tests.federated.deployed_federation import NOTES, ODD, TIMEOUT, Federation, descendants, wait_for_file
@@ -80,6 +82,7 @@ def assert_same(result: Bundle, expected: Bundle) -> None:
 @pytest.mark.timeout(900)  # one test, because the five processes take long to start
 def test_hospitals_over_tls(federation, tmp_path):
     check_same_weights_as_simulation(federation, tmp_path)
+    check_word_net_has_the_weights_of_a_simulation(federation, tmp_path)
     check_unknown_key_is_refused(federation)
     check_run_refused_by_all_sites(federation)
     check_killed_site_and_interrupted_run(federation)
@@ -94,6 +97,21 @@ def check_same_weights_as_simulation(federation, folder):
     assert_same(Bundle.load(federation.folder / "run" / "together"), expected)
     assert "3 sites" in run.wait_for("round 4/4")
     assert f"{ODD} is excluded: embedder: " in run.text and "must be" in run.text  # the reason is named
+
+
+def check_word_net_has_the_weights_of_a_simulation(federation, folder):
+    """The running sites also train a net that reads words; their embedders do not matter then."""
+    out, names = federation.folder / "run" / "words", [*NOTES, ODD]
+    numbers = {"rounds": 2, "min_site_notes": 2, "min_notes": 2, "quorum": 4, "min_sites": 4, "timeout": TIMEOUT}
+    settings = [f"federation.{name}={value}" for name, value in numbers.items()]
+    recipe = load_recipe("caml", [*settings, "federation.compression=bf16", "vectors.size=8", "model.filters=8"])
+    config = {"recipe": recipe.model_dump_json(), "out": str(out)}
+    lines: list[str] = []
+    follow_run(f"localhost:{federation.port}", federation.credentials.root, config, lines.append)
+    learner = WordLearner(recipe)
+    files = [SiteFiles(name, [federation.folder / name / "corpus"], None, None) for name in names]
+    sites = [learner.open_site(each) for each in files]
+    assert_same(Bundle.load(out), FlowerFederation(simulation_grid(sites), recipe).run(folder / "words").bundle)
 
 
 def check_unknown_key_is_refused(federation):

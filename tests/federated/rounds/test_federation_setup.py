@@ -108,7 +108,7 @@ def test_setup_round_trips_through_file(tmp_path):
     read = FederationSetup.load(tmp_path)
     for name in ("recipe", "labels", "metadata", "hash"):
         assert getattr(read, name) == getattr(written, name)
-    np.testing.assert_array_equal(read.scaler.scale, written.scaler.scale)
+    np.testing.assert_array_equal(read.inputs.scale, written.inputs.scale)
 
 
 def test_checkpoint_round_trips_through_file(tmp_path):
@@ -132,9 +132,9 @@ def test_checkpoint_of_another_setup_is_ignored(tmp_path):
 
 def test_hash_depends_on_labels_and_scaler():
     written = setup()
-    fewer = FederationSetup(written.recipe, LabelSpace(CODES[:3]), written.scaler, written.metadata)
+    fewer = FederationSetup(written.recipe, LabelSpace(CODES[:3]), written.inputs, written.metadata)
     moved = FederationSetup(
-        written.recipe, written.labels, Scaler(written.scaler.mean + 1e-12, written.scaler.scale), written.metadata
+        written.recipe, written.labels, Scaler(written.inputs.mean + 1e-12, written.inputs.scale), written.metadata
     )
     assert len({written.hash, fewer.hash, moved.hash}) == 3
 
