@@ -155,6 +155,7 @@ def server(
                 root = certificate_fingerprint(credentials.root)
                 typer.echo(f"listening on {listen}:{port} for {len(known)} sites; root certificate {root}")
                 while not started.ended:
+                    started.run_next()
                     time.sleep(0.2)
                 raise FederationError(f"the SuperLink has ended; its log is {out / 'superlink.log'}")
         except KeyboardInterrupt:

@@ -117,7 +117,7 @@ def create_site_key(folder: Path, site: str) -> tuple[Path, Path]:
     private, public = folder / f"{site}.key", folder / f"{site}.pub"
     if not private.exists():
         new_key = ec.generate_private_key(ec.SECP384R1())
-        _write_private(private, new_key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+        write_private(private, new_key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
     key = read_site_key(private)
     with atomic_file(public) as path:
         path.write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + f" {site}\n".encode())
@@ -243,7 +243,7 @@ def _tls_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """The private key in a file, which is created if it is missing."""
     if not path.exists():
         new_key = ec.generate_private_key(ec.SECP256R1())
-        _write_private(path, new_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+        write_private(path, new_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     return _read_tls_key(path)
 
 
@@ -257,7 +257,7 @@ def _read_tls_key(path: Path) -> ec.EllipticCurvePrivateKey:
     return key
 
 
-def _write_private(path: Path, content: bytes) -> None:
+def write_private(path: Path, content: bytes) -> None:
     """Writes a new file that only its owner can read; the file must not exist."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)

@@ -8,11 +8,11 @@ from logging import INFO
 
 from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
-from flwr.supercore import log
 from pydantic import ValidationError
 
 from nosology.core import ConfigError
 from nosology.federated.deploy.flower_process import end_with_parent
+from nosology.federated.deploy.flower_shims import log
 from nosology.federated.federation_settings import FederatedHeadsRecipe
 from nosology.federated.rounds.federation_server import FlowerFederation
 from nosology.federated.rounds.messages import pack_message, unpack_message

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
-from nosology.federated.deploy.flower_process import reply_before_next_message
+from nosology.federated.deploy.flower_shims import reply_before_next_message
 
 
 def message(name: str) -> SimpleNamespace:
