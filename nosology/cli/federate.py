@@ -142,6 +142,7 @@ def server(
     """Accept sites with a known key until Ctrl-C; start runs with `nosology federate run` on this machine."""
     _check_installed()
     from nosology.core.files import check_results_folder
+    from nosology.federated.deploy.certificate_expiry import SHORT_VALIDITY, expiry_warning
     from nosology.federated.deploy.credentials import ServerCredentials, certificate_fingerprint, read_public_keys
     from nosology.federated.deploy.flower_process import interrupt_on_signals
     from nosology.federated.deploy.superlink import SuperLinkServer
@@ -153,6 +154,8 @@ def server(
             with SuperLinkServer(credentials, out, port, listen) as started:
                 started.register_sites(known, typer.echo)
                 root = certificate_fingerprint(credentials.root)
+                if warning := expiry_warning(credentials.end, SHORT_VALIDITY, "in less than 30 days"):
+                    typer.echo(warning, err=True)
                 typer.echo(f"listening on {listen}:{port} for {len(known)} sites; root certificate {root}")
                 while not started.ended:
                     started.run_next()
@@ -254,14 +257,28 @@ def run(
     """Train a coder with the sites of a server, on the server's machine; Ctrl-C stops it, a new start continues it."""
     _check_installed()
     checked = _load_heads(recipe, settings)
+    from nosology.federated.deploy.certificate_expiry import expiry_warning, finished_bundle, server_certificate_end
     from nosology.federated.deploy.flower_process import interrupt_on_signals
     from nosology.federated.deploy.superlink import follow_run
     from nosology.models.bundle import Bundle, check_bundle_folder
 
     check_bundle_folder(out)
-    with interrupt_on_signals():
-        follow_run(server, root, {"recipe": checked.model_dump_json(), "out": str(out.resolve())}, typer.echo)
-    bundle = Bundle.load(out)
+    federation, end = checked.federation, server_certificate_end(server, root)
+    limit = f"and {federation.rounds} rounds of up to {federation.timeout:g} s may take longer"
+    if warning := expiry_warning(end, federation.rounds * federation.timeout, limit):
+        typer.echo(warning, err=True)
+    config = {"recipe": checked.model_dump_json(), "out": str(out.resolve()), "certificate-end": str(end)}
+    started = time.time()
+    try:
+        with interrupt_on_signals():
+            follow_run(server, root, config, typer.echo)
+        bundle = Bundle.load(out)
+    except FederationError:
+        finished = finished_bundle(out, started, end, federation.timeout)
+        if finished is None:
+            raise
+        bundle = finished
+        typer.echo("caution: the certificate of the server expired in the run; all rounds were completed", err=True)
     sites = bundle.provenance.get("federation", {}).get("sites", {})
     typer.echo(
         f"{out}: {bundle.model.kind} coder, {len(bundle.model.labels):,} codes, {len(sites)} sites,"

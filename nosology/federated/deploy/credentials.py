@@ -56,6 +56,11 @@ class ServerCredentials:
                 raise DataError(f"{path} expired on {end:%Y-%m-%d}: delete it and run `nosology federate keys` again")
         return self
 
+    @property
+    def end(self) -> float:
+        """When the certificate of the server ends, in seconds since 1970."""
+        return _load_certificate(self.certificate).not_valid_after_utc.timestamp()
+
 
 def check_new_credentials(folder: Path, hosts: list[str], sites: list[str]) -> None:
     """Raises if credentials of these hosts and sites cannot be created in a folder; call it before the first is."""
@@ -80,7 +85,7 @@ def check_new_credentials(folder: Path, hosts: list[str], sites: list[str]) -> N
         raise DataError(f"{credentials.root} is not the certificate of {credentials.authority_key}")
 
 
-def create_server_credentials(folder: Path, hosts: list[str], *, days: int = 730) -> ServerCredentials:
+def create_server_credentials(folder: Path, hosts: list[str], *, days: float = 730) -> ServerCredentials:
     """The credentials of a server, valid for hosts (names or addresses) and for this machine; keeps existing keys."""
     names = [_general_name(host) for host in dict.fromkeys([*hosts, *LOCAL_HOSTS])]
     check_new_credentials(folder, hosts, [])
@@ -210,7 +215,7 @@ def _authority_certificate(name: x509.Name, key: ec.EllipticCurvePrivateKey) -> 
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: float
 ) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     return (

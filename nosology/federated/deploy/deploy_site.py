@@ -124,7 +124,7 @@ def _wait_for_server(credentials: SiteCredentials, report: Report) -> int:
         try:
             return credentials.activate()
         except httpx.TransportError as error:
-            if "CERTIFICATE_VERIFY_FAILED" in str(error):
+            if "CERTIFICATE_VERIFY_FAILED" in str(error) and "expired" not in str(error):  # it may be renewed
                 raise FederationError(f"{credentials.server}: {connection_error(error)}") from error
             if not reported:
                 report(f"{credentials.name}: waiting for {credentials.server} ({connection_error(error)})")

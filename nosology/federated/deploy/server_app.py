@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
 from logging import INFO
 
+import httpx
 from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 from pydantic import ValidationError
 
-from nosology.core import ConfigError
+from nosology.core import ConfigError, FederationError
 from nosology.federated.deploy.flower_process import end_with_parent
 from nosology.federated.deploy.flower_shims import log
 from nosology.federated.federation_settings import FederatedHeadsRecipe
 from nosology.federated.rounds.federation_server import FlowerFederation
 from nosology.federated.rounds.messages import pack_message, unpack_message
 from nosology.federated.rounds.participants import SiteGrid
+
+EXPIRED = "; the certificate of the server has expired: renew it, restart the server, and start the run again"
 
 app = ServerApp()
 
@@ -36,7 +41,11 @@ def main(grid: Grid, context: Context) -> None:
     except ValidationError as error:
         raise ConfigError(f"the recipe of the run must be of kind heads: {error.errors()[0]['msg']}") from error
     names = {int(node): name for node, name in json.loads(str(context.run_config["sites"])).items()}
-    bundle = FlowerFederation(DeployedGrid(grid, names), checked, lambda line: log(INFO, "%s", line)).run(out).bundle
+    sites = DeployedGrid(grid, names, float(str(context.run_config.get("certificate-end") or 0)))
+    try:
+        bundle = FlowerFederation(sites, checked, lambda line: log(INFO, "%s", line)).run(out).bundle
+    except FederationError as error:
+        raise FederationError(f"{error}{EXPIRED if sites.expired else ''}") from error
     labels = len(bundle.model.labels)
     log(INFO, "%s: heads coder, %d codes, threshold %.3f", out, labels, bundle.decision.threshold)
 
@@ -44,15 +53,32 @@ def main(grid: Grid, context: Context) -> None:
 class DeployedGrid(SiteGrid):
     """The grid of a SuperLink, with packed messages. Lists of messages may be empty, which Flower's grid refuses.
 
-    names: site name of each node, by its key.
+    names: site name of each node, by its key. certificate_end: of the server, in seconds since 1970; 0: not known.
+    When the certificate has expired and the SuperLink cannot be reached, no site is online and no reply comes.
     """
 
-    def __init__(self, grid: Grid, names: dict[int, str]):
-        self._grid, self.names = grid, names
+    def __init__(self, grid: Grid, names: dict[int, str], certificate_end: float = 0.0):
+        self._grid, self.names, self.certificate_end = grid, names, certificate_end
+
+    @property
+    def expired(self) -> bool:
+        """Whether the certificate of the server has expired."""
+        return 0 < self.certificate_end <= time.time()
+
+    @contextlib.contextmanager
+    def _unless_expired(self) -> Iterator[None]:
+        """Ignores a lost connection to the SuperLink if the certificate has expired."""
+        try:
+            yield
+        except httpx.TransportError:
+            if not self.expired:
+                raise
 
     def get_node_ids(self) -> list[int]:
         """The ids of the nodes that are online."""
-        return list(self._grid.get_node_ids())
+        with self._unless_expired():
+            return list(self._grid.get_node_ids())
+        return []
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """The ids of the messages."""
@@ -63,11 +89,15 @@ class DeployedGrid(SiteGrid):
         for message in messages:
             meta, content = message.metadata, packed[id(message.content)]
             sent.append(Message(content, meta.dst_node_id, meta.message_type, ttl=meta.ttl, group_id=meta.group_id))
-        return list(self._grid.push_messages(sent)) if sent else []
+        with self._unless_expired():
+            return list(self._grid.push_messages(sent)) if sent else []
+        return []
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """The replies that have come."""
-        replies = list(self._grid.pull_messages(list(message_ids)))
+        replies: list[Message] = []
+        with self._unless_expired():
+            replies = list(self._grid.pull_messages(list(message_ids)))
         for reply in replies:
             if reply.has_content():
                 reply.content = unpack_message(reply.content)

@@ -98,6 +98,11 @@ class FederationLoop(ABC):
     ) -> SiteCounts | None:
         """The summed counts of a fraction of the sites; None without any. tuned: gives calibration and threshold."""
 
+    @property
+    def cut_off(self) -> bool:
+        """Whether no site can connect any more: what is finished is then written."""
+        return False
+
     def state(self) -> dict[str, Any]:
         """Further values of the checkpoint."""
         return {}
@@ -155,7 +160,9 @@ class FederationLoop(ABC):
         """The bundle: calibration and threshold from the dev notes of all sites, metrics from their test notes."""
         number, weights = self.checkpoint.number, self.checkpoint.weights
         dev = self._dev or self.evaluate(number, weights, "dev", 1.0)
-        if dev is None:
+        if dev is None and self.cut_off:
+            self.report("caution: the certificate of the server has expired: the bundle is not tuned on dev notes")
+        elif dev is None:
             raise FederationError(
                 f"no site has replied to the evaluation after round {number}; the rounds are saved in {self.folder}: "
                 f"start the run again to continue{format_reasons(self.refused)}"
@@ -225,6 +232,11 @@ class FlowerFederation(FederationLoop):
         secure = self.settings.privacy.secure
         self.secure = SecureRounds(self.participants, self.strategy, self.privacy) if secure else None
         return len(self.participants.metadata)
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether the certificate of the server has expired."""
+        return self.participants.grid.expired
 
     def state(self) -> dict[str, Any]:
         """Server optimizer, refused sites and privacy budget."""
@@ -325,6 +337,6 @@ class FlowerFederation(FederationLoop):
 
     def finish(self, corpora: Sequence[Corpus]) -> Bundle:
         """The bundle, see `FederationLoop.finish`; waits for the sites of a resumed run."""
-        if self._dev is None:
+        if self._dev is None and not self.cut_off:
             self._wait_for_sites(self.checkpoint.number)
         return super().finish(corpora)

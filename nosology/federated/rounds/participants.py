@@ -22,6 +22,7 @@ class SiteGrid(ABC):
 
     names: Mapping[int, str] = {}
     timeout: float | None = None  # seconds to wait for sites; None: federation.timeout
+    expired: bool = False  # the certificate of the server: no site can connect any more
 
     @abstractmethod
     def get_node_ids(self) -> list[int]:
