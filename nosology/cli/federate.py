@@ -181,6 +181,9 @@ def site(
     secure_only: Annotated[
         bool, typer.Option("--secure-only", help="Send updates only with secure aggregation, whatever the recipe says.")
     ] = False,
+    secure_sites: Annotated[
+        int, typer.Option(min=2, help="Refuse secure sums over fewer sites (federation.privacy.secure_threshold).")
+    ] = 3,
     record_noise: Annotated[
         float, typer.Option(min=0, help="Refuse recipes with less federation.privacy.record_noise.")
     ] = 0.0,
@@ -214,6 +217,7 @@ def site(
         "codes": str(codes.resolve()) if codes else "",
         "trust-remote-code": "yes" if trust_remote_code else "",
         "secure-only": "yes" if secure_only else "",
+        "secure-sites": str(secure_sites),
         "record-noise": str(record_noise),
         "min-notes": str(min_notes),
         "secure-key": str(key.resolve()) if peers else "",

@@ -38,6 +38,7 @@ from nosology.training.examples import codes_in_systems
 from nosology.training.recipe_settings import LabelSettings
 
 SECURE_ONLY, RECORD_NOISE, MIN_NOTES = "secure-only", "record-noise", "min-notes"  # site policy in the node config
+SECURE_SITES = "secure-sites"
 SECURE_KEY, SECURE_PEERS = "secure-key", "secure-peers"  # signatures in the node config
 
 _SETUP, _SCALER, _SECURE = "setup", "scaler", "secure"  # in the state of a context
@@ -66,6 +67,8 @@ def read_recipe(message: Message, context: Context) -> FederatedHeadsRecipe:
         MIN_NOTES: ("federation.min_site_notes", recipe.federation.min_site_notes),
         RECORD_NOISE: ("federation.privacy.record_noise", recipe.federation.privacy.record_noise),
     }
+    if recipe.federation.privacy.secure:
+        values[SECURE_SITES] = ("federation.privacy.secure_threshold", recipe.federation.privacy.min_secure_sites)
     policy = read_policy(context)
     for option, (name, value) in values.items():
         if not value >= (minimum := policy[option]):
@@ -76,7 +79,7 @@ def read_recipe(message: Message, context: Context) -> FederatedHeadsRecipe:
 def read_policy(context: Context) -> dict[str, float]:
     """The smallest values that the site accepts in a recipe; ConfigError if the node config has other than numbers."""
     policy = {}
-    for option in (MIN_NOTES, RECORD_NOISE):
+    for option in (MIN_NOTES, RECORD_NOISE, SECURE_SITES):
         value = str(context.node_config.get(option) or 0)
         try:
             policy[option] = float(value)
@@ -233,7 +236,9 @@ class _Handlers:
         recipe = read_recipe(message, context)
         name, saved = self.find_site(context, recipe).name, context.state.config_records.get(_SECURE)
         state = json.loads(str(saved["state"])) if saved is not None else None
-        return SecureSite(name, state, read_signatures(context)), recipe.federation.privacy
+        privacy = recipe.federation.privacy
+        least = int(read_policy(context)[SECURE_SITES]) or privacy.min_secure_sites
+        return SecureSite(name, state, read_signatures(context), least), privacy
 
     @staticmethod
     def _secure_reply(site: SecureSite, reply: dict, context: Context) -> RecordDict:

@@ -21,7 +21,7 @@ from flwr.serverapp.exception import AggregationError
 from nosology.core import FederationError
 from nosology.corpora.corpus import Corpus
 from nosology.federated.federation_settings import FederatedHeadsRecipe
-from nosology.federated.privacy.secure_round import SecureRounds
+from nosology.federated.privacy.secure_round import SecureRounds, describe_threshold
 from nosology.federated.privacy.site_noise import PrivacyBudget, check_privacy
 from nosology.federated.rounds import messages, outcome
 from nosology.federated.rounds.federated_site import SiteCounts, SiteUpdate
@@ -231,6 +231,8 @@ class FlowerFederation(FederationLoop):
         self.strategy.reduce = self.privacy.reduce
         secure = self.settings.privacy.secure
         self.secure = SecureRounds(self.participants, self.strategy, self.privacy) if secure else None
+        if secure:
+            self.report(describe_threshold(self._sampled(), self._needed(), self.settings.privacy))
         return len(self.participants.metadata)
 
     @property
@@ -296,10 +298,12 @@ class FlowerFederation(FederationLoop):
 
         All sites of the setup count, also those that are offline: a resumed run does not need fewer.
         """
-        participants = self.participants
-        names = participants.metadata.keys() | (self.setup.metadata.keys() - self.refused.keys())
-        sampled = len(self.strategy.sample_sites("train", 0, self.settings.fraction_train, names))
-        return max(self.strategy.min_replies, min(self.settings.quorum, sampled))
+        return max(self.strategy.min_replies, min(self.settings.quorum, self._sampled()))
+
+    def _sampled(self) -> int:
+        """The number of sites of a round."""
+        names = self.participants.metadata.keys() | (self.setup.metadata.keys() - self.refused.keys())
+        return len(self.strategy.sample_sites("train", 0, self.settings.fraction_train, names))
 
     def _wait_for_sites(self, number: int) -> int:
         """The number of replies that a round needs; waits, with a timeout, until this many sites are online."""
