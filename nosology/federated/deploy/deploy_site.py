@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-from flwr.app import Context, Message
-from flwr.app.error import Error
+from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
 from nosology.core import FederationError

@@ -72,7 +72,7 @@ __all__ = [
     "user_config_to_proto",
 ]
 
-TESTED = ("1.41",)  # releases of Flower; the range in pyproject.toml is the same
+TESTED = ("1.40", "1.41")  # releases of Flower; the range in pyproject.toml is the same
 PAUSE = 0.5  # seconds between polls
 HEARTBEAT = 10  # seconds, the shortest interval that a SuperLink accepts
 NODE_HEARTBEAT = HEARTBEAT_DEFAULT_INTERVAL  # until the SuperNode of a site has started
