@@ -64,7 +64,7 @@ def simulate(
     default_fraction = FederationSettings().fraction_evaluate
     if engine == "vectorized" and checked.federation.fraction_evaluate not in (default_fraction, 1.0):
         raise ConfigError("federation.fraction_evaluate must not be set with --engine vectorized: all sites are used")
-    _check_installed()
+    check_installed()
     from nosology.federated.rounds import simulation
     from nosology.models.bundle import check_bundle_folder
 
@@ -106,7 +106,7 @@ def keys(
     ] = 730,
 ) -> None:
     """Create the certificate of a server (--host) or key pairs of sites (--site); private keys are never replaced."""
-    _check_installed()
+    check_installed()
     from nosology.federated.deploy.credentials import (
         certificate_fingerprint,
         check_new_credentials,
@@ -140,7 +140,7 @@ def server(
     listen: Annotated[str, typer.Option(help="The address to listen on.")] = "0.0.0.0",
 ) -> None:
     """Accept sites with a known key until Ctrl-C; start runs with `nosology federate run` on this machine."""
-    _check_installed()
+    check_installed()
     from nosology.core.files import check_results_folder
     from nosology.federated.deploy.certificate_expiry import SHORT_VALIDITY, expiry_warning
     from nosology.federated.deploy.credentials import ServerCredentials, certificate_fingerprint, read_public_keys
@@ -201,7 +201,7 @@ def site(
     ] = None,
 ) -> None:
     """Take part in the runs of a server until Ctrl-C; notes and vectors stay here. The log is next to the key."""
-    _check_installed()
+    check_installed()
     checked = _load_heads(recipe, settings)
     from nosology.federated.deploy.credentials import check_site_name
     from nosology.federated.deploy.deploy_site import SiteCredentials
@@ -259,7 +259,7 @@ def run(
     settings: Overrides = [],  # noqa: B006
 ) -> None:
     """Train a coder with the sites of a server, on the server's machine; Ctrl-C stops it, a new start continues it."""
-    _check_installed()
+    check_installed()
     checked = _load_heads(recipe, settings)
     from nosology.federated.deploy.certificate_expiry import expiry_warning, finished_bundle, server_certificate_end
     from nosology.federated.deploy.flower_process import interrupt_on_signals
@@ -300,7 +300,7 @@ def _load_heads(recipe: str, settings: list[str]) -> FederatedHeadsRecipe:
     return checked
 
 
-def _check_installed() -> None:
+def check_installed() -> None:
     """Raises ConfigError with the packages to install; switches Flower's telemetry off."""
     os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
     try:
