@@ -199,6 +199,9 @@ def site(
         Path | None,
         typer.Option(help="A folder with NAME.pub of all sites: refuse keys of secure aggregation without signature."),
     ] = None,
+    rehearsal: Annotated[
+        bool, typer.Option("--rehearsal", help="The notes are simulated: take part in rehearsals only.")
+    ] = False,
 ) -> None:
     """Take part in the runs of a server until Ctrl-C; notes and vectors stay here. The log is next to the key."""
     check_installed()
@@ -220,6 +223,7 @@ def site(
         "secure-sites": str(secure_sites),
         "record-noise": str(record_noise),
         "min-notes": str(min_notes),
+        "rehearsal": "yes" if rehearsal else "",
         "secure-key": str(key.resolve()) if peers else "",
         "secure-peers": str(peers.resolve()) if peers else "",
     }

@@ -1,4 +1,4 @@
-"""nosology federate init, join, admit, start: a federation from two files per site instead of a list of steps."""
+"""nosology federate init, join, admit, start, rehearse, status: a federation from two files per site."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from nosology.cli import federate
+from nosology.cli.coder_commands import Overrides
+from nosology.cli.command_group import refuse_unused
 from nosology.cli.federate import app, check_installed
 from nosology.core import ConfigError, DataError
 
@@ -131,4 +133,50 @@ def start_site(folder: Path, rehearsal: Path | None = None) -> None:
         min_notes=settings.min_notes,
         codes=folder / settings.codes if settings.codes and rehearsal is None else None,
         peers=folder / settings.peers if settings.peers else None,
+        rehearsal=rehearsal is not None,
     )
+
+
+@app.command()
+def rehearse(
+    folder: Folder,
+    patients: Annotated[int, typer.Option(min=20, help="Simulated patients of a site.")] = 80,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of the rehearsal; for the server.")] = 3,
+    settings: Overrides = [],  # noqa: B006 (typer copies it)
+) -> None:
+    """Rehearse on simulated notes, over the real connection: first at every site, then on the server's machine."""
+    check_installed()
+    from nosology.federated.deploy.federation_folder import SITE, ServerSettings, SiteSettings, read_settings
+    from nosology.federated.deploy.rehearsal import rehearsal_settings, write_rehearsal_corpus
+
+    out = folder / "rehearsal"
+    if (folder / SITE).exists():
+        refuse_unused(("rounds", "settings"), "at a site")
+        name = read_settings(SiteSettings, folder).name
+        typer.echo(f"{name}: rehearsal with {patients} simulated patients; your own notes are not read")
+        write_rehearsal_corpus(name, patients, out / "corpus")
+        start_site(folder, out)
+        return
+    refuse_unused(("patients",), "on the server")
+    server = read_settings(ServerSettings, folder)
+    admitted = len(list((folder / "sites").glob("*.pub")))
+    overrides = [*rehearsal_settings(admitted, rounds), *settings]
+    address = f"localhost:{server.port}"
+    federate.run("heads-mlp", folder / "credentials" / "root.pem", out / "bundle", address, overrides)
+    typer.echo(f"the rehearsal is complete: {admitted} sites were connected and trained; the coder is of no use")
+
+
+@app.command()
+def status(
+    folder: Annotated[Path, typer.Argument(help="The folder of `nosology federate init`, or --out of `server`.")],
+    html: Annotated[Path | None, typer.Option(help="Also write the status as a page to this file.")] = None,
+) -> None:
+    """Show sites, rounds, loss, bytes and last replies of the last run; the server also writes state/status.html."""
+    from nosology.core.files import atomic_file
+    from nosology.federated.deploy.federation_status import read_status, status_page, status_text
+
+    last = read_status(folder)
+    typer.echo(status_text(last))
+    if html is not None:
+        with atomic_file(html) as temporary:
+            temporary.write_text(status_page(last), encoding="utf-8")

@@ -77,6 +77,7 @@ class FederationSettings(Settings):
     min_site_notes: int = Field(10, ge=1)  # a site reports only codes and statistics of at least this many notes
     min_notes: int = Field(200, ge=1)  # a code is trained if the sites that report it have this many notes in all
     evaluate_every: int = Field(10, ge=1)  # rounds; the last round is always evaluated
+    rehearsal: bool = False  # with simulated notes: other sites refuse it
     privacy: PrivacySettings = PrivacySettings()
 
     @field_validator("optimizer", "optimizer_state", mode="before")

@@ -1,7 +1,7 @@
 """The folder of a server and the folder of a site, each with a settings file in TOML. Paths are relative to the folder.
 
-A server has federation.toml, credentials/, invitations/, sites/ (public keys) and state/. A site has site.toml, root.pem
-and its key pair.
+A server has federation.toml, credentials/, invitations/, sites/ (public keys) and state/. A site has site.toml,
+root.pem and its key pair.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class SiteSettings(Settings):
     corpus: list[str] = Field(["corpus"], min_length=1)  # corpus folders
     cache: str = "vectors"
     recipe: str = "heads-mlp"
-    settings: list[str] = []  # of the recipe, NAME=VALUE
+    settings: list[str] = Field(default_factory=list)  # of the recipe, NAME=VALUE
     codes: str = ""  # a file
     peers: str = ""  # a folder
     trust_remote_code: bool = False

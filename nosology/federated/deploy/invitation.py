@@ -1,7 +1,7 @@
 """One file each way between server and site, and the words that both read out on the telephone.
 
 The invitation has the address and the root certificate of the server and the name of the site. The reply has the public
-key of the site. Neither is secret, but somebody who could change both could stand between server and site. So both sides
+key of the site. Neither is secret, but somebody who could change both could stand between server and site. So both
 derive four words from both files: if the words are the same, so are the files.
 """
 

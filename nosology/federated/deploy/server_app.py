@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
 from collections.abc import Iterable, Iterator
 from logging import INFO
+from pathlib import Path
 
 import httpx
-from flwr.app import Context, Message
+from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 from pydantic import ValidationError
 
-from nosology.core import ConfigError, FederationError
+from nosology.core import ConfigError, FederationError, OutputError
+from nosology.federated.deploy.federation_status import ENVIRONMENT, Traffic, make_status, write_status
 from nosology.federated.deploy.flower_process import end_with_parent
 from nosology.federated.deploy.flower_shims import log
 from nosology.federated.federation_settings import FederatedHeadsRecipe
@@ -42,12 +45,25 @@ def main(grid: Grid, context: Context) -> None:
         raise ConfigError(f"the recipe of the run must be of kind heads: {error.errors()[0]['msg']}") from error
     names = {int(node): name for node, name in json.loads(str(context.run_config["sites"])).items()}
     sites = DeployedGrid(grid, names, float(str(context.run_config.get("certificate-end") or 0)))
+    federation = FlowerFederation(sites, checked, lambda line: report(line, federation, sites))
     try:
-        bundle = FlowerFederation(sites, checked, lambda line: log(INFO, "%s", line)).run(out).bundle
+        bundle = federation.run(out).bundle
     except FederationError as error:
+        report(f"the run has failed: {error}", federation, sites)
         raise FederationError(f"{error}{EXPIRED if sites.expired else ''}") from error
     labels = len(bundle.model.labels)
-    log(INFO, "%s: heads coder, %d codes, threshold %.3f", out, labels, bundle.decision.threshold)
+    report(f"{out}: heads coder, {labels} codes, threshold {bundle.decision.threshold:.3f}", federation, sites)
+
+
+def report(line: str, federation: FlowerFederation, grid: DeployedGrid) -> None:
+    """Logs a line of a run, and writes the status of the run if the server has said where."""
+    log(INFO, "%s", line)
+    if folder := os.environ.get(ENVIRONMENT):
+        history = federation.checkpoint.history if hasattr(federation, "checkpoint") else []
+        online, refused = federation.participants.online().values(), federation.refused
+        rounds, known = federation.settings.rounds, grid.names.values()
+        with contextlib.suppress(OSError, OutputError):  # of no use to the run
+            write_status(make_status(line, rounds, history, known, online, refused, grid.traffic), Path(folder))
 
 
 class DeployedGrid(SiteGrid):
@@ -59,6 +75,7 @@ class DeployedGrid(SiteGrid):
 
     def __init__(self, grid: Grid, names: dict[int, str], certificate_end: float = 0.0):
         self._grid, self.names, self.certificate_end = grid, names, certificate_end
+        self.traffic = Traffic()
 
     @property
     def expired(self) -> bool:
@@ -88,6 +105,7 @@ class DeployedGrid(SiteGrid):
         sent = []
         for message in messages:
             meta, content = message.metadata, packed[id(message.content)]
+            self.traffic.record(self.names.get(meta.dst_node_id, "?"), sent=content_size(content))
             sent.append(Message(content, meta.dst_node_id, meta.message_type, ttl=meta.ttl, group_id=meta.group_id))
         with self._unless_expired():
             return list(self._grid.push_messages(sent)) if sent else []
@@ -100,5 +118,12 @@ class DeployedGrid(SiteGrid):
             replies = list(self._grid.pull_messages(list(message_ids)))
         for reply in replies:
             if reply.has_content():
+                size = content_size(reply.content)
+                self.traffic.record(self.names.get(reply.metadata.src_node_id, "?"), received=size)
                 reply.content = unpack_message(reply.content)
         return replies
+
+
+def content_size(content: RecordDict) -> int:
+    """The bytes of the arrays of a packed message."""
+    return sum(len(array.data) for record in content.array_records.values() for array in record.values())

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nosology.federated.deploy.credentials import read_certificate, write_private
+from nosology.federated.deploy.federation_status import ENVIRONMENT
 from nosology.federated.deploy.flower_process import environment, stop_process
 from nosology.federated.deploy.flower_shims import TaskQueue, TaskType, server_app_command
 
@@ -43,9 +44,10 @@ class ServerAppExecutor:
         token_file = self.folder / f"token-{self._count}"
         write_private(token_file, token.encode())
         command = server_app_command(self.address, self.root.resolve(), token_file, os.getpid())
+        variables = environment(self.home) | {ENVIRONMENT: str(self.log.parent.resolve())}
         with self.log.open("ab") as file:
             self._apps[token_file] = subprocess.Popen(
-                command, env=environment(self.home), stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT
+                command, env=variables, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT
             )
         return True
 

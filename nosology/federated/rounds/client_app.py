@@ -38,7 +38,7 @@ from nosology.training.examples import codes_in_systems
 from nosology.training.recipe_settings import LabelSettings
 
 SECURE_ONLY, RECORD_NOISE, MIN_NOTES = "secure-only", "record-noise", "min-notes"  # site policy in the node config
-SECURE_SITES = "secure-sites"
+SECURE_SITES, REHEARSAL = "secure-sites", "rehearsal"
 SECURE_KEY, SECURE_PEERS = "secure-key", "secure-peers"  # signatures in the node config
 
 _SETUP, _SCALER, _SECURE = "setup", "scaler", "secure"  # in the state of a context
@@ -69,6 +69,11 @@ def read_recipe(message: Message, context: Context) -> FederatedHeadsRecipe:
     }
     if recipe.federation.privacy.secure:
         values[SECURE_SITES] = ("federation.privacy.secure_threshold", recipe.federation.privacy.min_secure_sites)
+    if recipe.federation.rehearsal != bool(context.node_config.get(REHEARSAL)):
+        state = (
+            "rehearses with simulated notes" if context.node_config.get(REHEARSAL) else "takes no part in rehearsals"
+        )
+        raise FederationError(f"the site {state}; the recipe has federation.rehearsal = {recipe.federation.rehearsal}")
     policy = read_policy(context)
     for option, (name, value) in values.items():
         if not value >= (minimum := policy[option]):
