@@ -140,7 +140,7 @@ def start_site(folder: Path, rehearsal: Path | None = None) -> None:
 @app.command()
 def rehearse(
     folder: Folder,
-    patients: Annotated[int, typer.Option(min=20, help="Simulated patients of a site.")] = 80,
+    patients: Annotated[int, typer.Option(min=20, help="Simulated patients of a site.")] = 40,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of the rehearsal; for the server.")] = 3,
     settings: Overrides = [],  # noqa: B006 (typer copies it)
 ) -> None:

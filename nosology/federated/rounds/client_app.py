@@ -70,10 +70,11 @@ def read_recipe(message: Message, context: Context) -> FederatedHeadsRecipe:
     if recipe.federation.privacy.secure:
         values[SECURE_SITES] = ("federation.privacy.secure_threshold", recipe.federation.privacy.min_secure_sites)
     if recipe.federation.rehearsal != bool(context.node_config.get(REHEARSAL)):
-        state = (
-            "rehearses with simulated notes" if context.node_config.get(REHEARSAL) else "takes no part in rehearsals"
+        raise FederationError(
+            "the site has real notes and takes no part in a rehearsal"
+            if recipe.federation.rehearsal
+            else "the site rehearses with simulated notes and takes no part in a real run"
         )
-        raise FederationError(f"the site {state}; the recipe has federation.rehearsal = {recipe.federation.rehearsal}")
     policy = read_policy(context)
     for option, (name, value) in values.items():
         if not value >= (minimum := policy[option]):

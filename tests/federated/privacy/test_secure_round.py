@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -128,7 +129,7 @@ def test_impossible_thresholds_are_refused(tmp_path, count, threshold, message):
 
 def test_site_policy_refuses_a_low_threshold():
     content = make_content(recipe=secret(privacy={"secure_threshold": 2}, quorum=2).model_dump(mode="json"))
-    message, config = Message(content, 1, "train"), {"secure-sites": "3"}
+    message, config = SimpleNamespace(content=content), {"secure-sites": "3"}
     assert read_recipe(message, Context(0, 0, {}, RecordDict(), {}))
     with pytest.raises(FederationError, match=r"demands federation\.privacy\.secure_threshold of at least 3; got 2"):
         read_recipe(message, Context(0, 0, config, RecordDict(), {}))
