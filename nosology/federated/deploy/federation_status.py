@@ -42,7 +42,7 @@ class Traffic:
 def make_status(
     line: str,
     rounds: int,
-    history: list[Mapping[str, Any]],
+    history: Iterable[Mapping[str, Any]],
     known: Iterable[str],
     online: Iterable[str],
     refused: Mapping[str, str],
@@ -78,7 +78,7 @@ def read_status(folder: Path) -> Status:
 
 
 def _site_rows(status: Status) -> list[tuple[str, ...]]:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for site, values in status["sites"].items():
         seen = _moment(values["last_reply"]) if values["last_reply"] else "never"
         sizes = (_bytes(values["sent"]), _bytes(values["received"]))

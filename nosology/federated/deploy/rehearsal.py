@@ -27,7 +27,7 @@ def write_rehearsal_corpus(site: str, patients: int, folder: Path) -> Path:
     def notes() -> Iterator[Note]:
         for note in simulate_notes(patients, seed, years=YEARS):
             codes = tuple(code for code in note.codes if code.system == "icd10cm")
-            split = SPLITS[int(note.patient) % len(SPLITS)]
+            split = SPLITS[int(note.patient or 0) % len(SPLITS)]
             text = note.text[:CHARACTERS]
             yield replace(note, id=f"{site}-{note.id}", text=text, site=site, split=split, codes=codes, evidence=())
 

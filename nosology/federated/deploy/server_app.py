@@ -50,7 +50,7 @@ def main(grid: Grid, context: Context) -> None:
         bundle = federation.run(out).bundle
     except FederationError as error:
         report(f"the run has failed: {error}", federation, sites)
-        raise FederationError(f"{error}{EXPIRED if sites.expired else ''}") from error
+        raise FederationError(f"{error}{EXPIRED if sites.has_expired() else ''}") from error
     labels = len(bundle.model.labels)
     report(f"{out}: heads coder, {labels} codes, threshold {bundle.decision.threshold:.3f}", federation, sites)
 
@@ -77,8 +77,7 @@ class DeployedGrid(SiteGrid):
         self._grid, self.names, self.certificate_end = grid, names, certificate_end
         self.traffic = Traffic()
 
-    @property
-    def expired(self) -> bool:
+    def has_expired(self) -> bool:
         """Whether the certificate of the server has expired."""
         return 0 < self.certificate_end <= time.time()
 
@@ -88,7 +87,7 @@ class DeployedGrid(SiteGrid):
         try:
             yield
         except httpx.TransportError:
-            if not self.expired:
+            if not self.has_expired():
                 raise
 
     def get_node_ids(self) -> list[int]:

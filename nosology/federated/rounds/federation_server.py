@@ -238,7 +238,7 @@ class FlowerFederation(FederationLoop):
     @property
     def cut_off(self) -> bool:
         """Whether the certificate of the server has expired."""
-        return self.participants.grid.expired
+        return self.participants.grid.has_expired()
 
     def state(self) -> dict[str, Any]:
         """Server optimizer, refused sites and privacy budget."""

@@ -22,7 +22,6 @@ class SiteGrid(ABC):
 
     names: Mapping[int, str] = {}
     timeout: float | None = None  # seconds to wait for sites; None: federation.timeout
-    expired: bool = False  # the certificate of the server: no site can connect any more
 
     @abstractmethod
     def get_node_ids(self) -> list[int]:
@@ -35,6 +34,10 @@ class SiteGrid(ABC):
     @abstractmethod
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """The replies that have come. Each is returned once."""
+
+    def has_expired(self) -> bool:
+        """Whether the certificate of the server has expired: no site can connect any more."""
+        return False
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float = math.inf) -> list[Message]:
         """The replies that come within the timeout."""

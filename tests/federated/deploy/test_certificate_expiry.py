@@ -64,7 +64,7 @@ def test_no_site_is_online_after_the_end(tmp_path):
         grid = HttpGrid(f"127.0.0.1:{port}", False, credentials.root.read_bytes(), token="t")
         grid.set_run(Run.create_empty(1))
         expired = DeployedGrid(grid, {}, certificate_end=credentials.end)
-        assert expired.expired and expired.get_node_ids() == [] == expired.pull_messages(["1"])
+        assert expired.has_expired() and expired.get_node_ids() == [] == expired.pull_messages(["1"])
         with pytest.raises(httpx.ConnectError, match="certificate has expired"):  # another reason is not ignored
             DeployedGrid(grid, {}, certificate_end=time.time() + 100).get_node_ids()
 
@@ -76,7 +76,7 @@ def run_cut_off_after(rounds: int, out) -> list[str]:
     def report(line):
         lines.append(line)
         if f"round {rounds}/2" in line:
-            grid.expired, grid.get_node_ids = True, lambda: []
+            grid.has_expired, grid.get_node_ids = lambda: True, lambda: []
 
     FlowerFederation(grid, recipe(rounds=2, timeout=0.2, evaluate_every=5), report).run(out)
     return lines
@@ -90,7 +90,7 @@ def test_completed_rounds_become_a_bundle(tmp_path):
 
     def cut_off_evaluation(message, context):  # after the training of the last round
         if message.metadata.message_type == "evaluate":
-            grid.expired = True
+            grid.has_expired = lambda: True
             raise ConnectionError
         return app(message, context)
 
