@@ -34,7 +34,7 @@ APP = Path(__file__).parent / "flower_app"
 START_TIMEOUT = 60.0  # seconds for the SuperLink to start
 RECONNECT_TIMEOUT = 5.0  # seconds for a server to answer again
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
-HIDDEN_LINES = ("Start `flwr-serverapp` process", "Successfully installed ")  # of Flower, of no use to a user
+HIDDEN_LINES = ("Start `flwr-serverapp` process", "Successfully installed ", "SSL/TLS handshake error")  # of no use
 
 Report = Callable[[str], None]
 
@@ -174,6 +174,8 @@ def connection_error(error: httpx.HTTPError) -> str:
     text = str(error)
     if "CERTIFICATE_VERIFY_FAILED" in text:
         reason = text.split("certificate verify failed:")[-1].split("(_ssl")[0].strip()
+        if "expired" in reason:
+            return "its certificate has expired: renew it with `nosology federate keys --host` and restart the server"
         return f"its certificate is not signed by the root certificate ({reason})"
     return "nothing answers at this address" if isinstance(error, httpx.ConnectError) else type(error).__name__
 

@@ -18,6 +18,7 @@ from nosology.evaluation.decision import UNTUNED
 from nosology.federated.deploy.certificate_expiry import expiry_warning, finished_bundle, server_certificate_end
 from nosology.federated.deploy.credentials import create_server_credentials
 from nosology.federated.deploy.server_app import DeployedGrid
+from nosology.federated.deploy.superlink import ControlClient
 from nosology.federated.rounds.federation_server import FlowerFederation
 from nosology.federated.rounds.simulation import simulation_grid
 from nosology.models.bundle import MANIFEST
@@ -67,6 +68,10 @@ def test_no_site_is_online_after_the_end(tmp_path):
         assert expired.has_expired() and expired.get_node_ids() == [] == expired.pull_messages(["1"])
         with pytest.raises(httpx.ConnectError, match="certificate has expired"):  # another reason is not ignored
             DeployedGrid(grid, {}, certificate_end=time.time() + 100).get_node_ids()
+        with ControlClient(f"127.0.0.1:{port}", credentials.root) as client:
+            assert not client.is_up
+            with pytest.raises(FederationError, match="did not list its sites: its certificate has expired: renew it"):
+                client.names()
 
 
 def run_cut_off_after(rounds: int, out) -> list[str]:
