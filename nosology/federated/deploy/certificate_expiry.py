@@ -11,7 +11,8 @@ import ssl
 import time
 from pathlib import Path
 
-from nosology.core import BundleError
+from nosology.core import BundleError, OutputError
+from nosology.core.files import exclusive_output
 from nosology.federated.deploy.flower_process import wait_until
 from nosology.models.bundle import MANIFEST, Bundle
 
@@ -45,8 +46,8 @@ def expiry_warning(end: float, seconds: float, what: str) -> str:
 def finished_bundle(out: Path, started: float, end: float, seconds: float) -> Bundle | None:
     """The bundle of a run that lost its connection because the certificate has ended; None if there is none.
 
-    started: of the run; an older bundle does not count. The run is still at work for a while, on this machine: it is
-    given some seconds to write the bundle.
+    started: of the run; an older bundle does not count. The run may still be at work, on this machine: while it locks
+    the bundle folder, it is given some seconds to write the bundle.
     """
 
     def load() -> Bundle | None:
@@ -57,5 +58,14 @@ def finished_bundle(out: Path, started: float, end: float, seconds: float) -> Bu
 
     if not end or time.time() < end:
         return None
-    wait_until(lambda: load() is not None, seconds, pause=0.5)
+    wait_until(lambda: load() is not None or not _is_locked(out), seconds, pause=0.5)
     return load()
+
+
+def _is_locked(out: Path) -> bool:
+    """Whether a process writes the bundle folder."""
+    try:
+        with exclusive_output(out):
+            return False
+    except OutputError:
+        return True

@@ -14,6 +14,7 @@ from flwr.supercore.run import Run
 from flwr.superlink.grid import HttpGrid
 
 from nosology.core import FederationError
+from nosology.core.files import exclusive_output
 from nosology.evaluation.decision import UNTUNED
 from nosology.federated.deploy.certificate_expiry import expiry_warning, finished_bundle, server_certificate_end
 from nosology.federated.deploy.credentials import create_server_credentials
@@ -108,6 +109,14 @@ def test_completed_rounds_become_a_bundle(tmp_path):
     assert bundle.provenance["federation"]["rounds"] == 2 and "test" not in bundle.provenance["found"]
     assert finished_bundle(out, started, end=time.time() + 100, seconds=0) is None  # it has not expired
     assert finished_bundle(out, (out / MANIFEST).stat().st_mtime + 1, end=1.0, seconds=0) is None  # of an earlier run
+
+
+def test_run_that_has_ended_is_not_waited_for(tmp_path):
+    before = time.monotonic()
+    assert finished_bundle(tmp_path / "bundle", 0, end=1.0, seconds=30) is None and time.monotonic() - before < 10
+    with exclusive_output(tmp_path / "bundle"):  # a run is at work
+        assert finished_bundle(tmp_path / "bundle", 0, end=1.0, seconds=1) is None
+    assert 1 <= time.monotonic() - before < 20
 
 
 def test_scores_of_the_last_round_are_kept(tmp_path):
