@@ -33,7 +33,10 @@ def invited(tmp_path):
     result = call("init", "--out", folder, "--host", "fed.example.org", "--host", "10.1.2.3", "--site", "anna")
     assert result.exit_code == 0, result.output
     assert "anna.invitation: send it to anna" in result.output and f"federate start {folder}" in result.output
+    edited = (folder / "federation.toml").read_text().replace("0.0.0.0", "127.0.0.1")
+    (folder / "federation.toml").write_text(edited)
     assert call("init", "--out", folder, "--site", "berta").exit_code == 0  # adds a site
+    assert read_settings(ServerSettings, folder).listen == "127.0.0.1"
     return folder
 
 

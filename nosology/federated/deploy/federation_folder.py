@@ -69,10 +69,11 @@ def create_server_folder(
 
     Called again with other sites, it adds them.
     """
-    path = folder / SERVER
+    path, listen = folder / SERVER, "0.0.0.0"
     if path.exists():
         known = read_settings(ServerSettings, folder)
         hosts, port, sites = hosts or known.hosts, port or known.port, list(dict.fromkeys([*known.sites, *sites]))
+        listen = known.listen
     if not hosts or not sites:
         raise ConfigError(f"give --host and --site to create {path}")
     for site in sites:
@@ -81,7 +82,7 @@ def create_server_folder(
     credentials = ServerCredentials(folder / "credentials")
     if not credentials.certificate.exists():
         create_server_credentials(credentials.folder, hosts, days=days)
-    values = {"hosts": hosts, "port": port or 8443, "sites": sites}
+    values = {"hosts": hosts, "port": port or 8443, "listen": listen, "sites": sites}
     _write_settings(path, ServerSettings(**values).model_dump(), "Settings of the server of a federation.")
     for name in ("sites", "invitations", "state"):
         (folder / name).mkdir(exist_ok=True)
