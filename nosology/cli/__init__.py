@@ -13,7 +13,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from nosology.cli import codes, corpus_commands, federate, plant, workbench
+from nosology.cli import codes, corpus_commands, federate_setup, plant, workbench
 from nosology.cli.audit_command import audit
 from nosology.cli.audit_fit_command import audit_fit
 from nosology.cli.claim import claim
@@ -67,7 +67,7 @@ app.add_typer(plant.app, name="plant")
 app.command()(probe)
 app.command()(serve)
 app.add_typer(workbench.app, name="workbench")
-app.add_typer(federate.app, name="federate")
+app.add_typer(federate_setup.app, name="federate")
 app.add_typer(import_app, name="import")
 _any = {"allow_extra_args": True, "ignore_unknown_options": True}
 for _name in REMOVED:

@@ -65,7 +65,7 @@ def simulate(
     default_fraction = FederationSettings().fraction_evaluate
     if engine == "vectorized" and checked.federation.fraction_evaluate not in (default_fraction, 1.0):
         raise ConfigError("federation.fraction_evaluate must not be set with --engine vectorized: all sites are used")
-    _check_installed()
+    check_installed()
     from nosology.federated.rounds import simulation
     from nosology.models.bundle import check_bundle_folder
 
@@ -107,7 +107,7 @@ def keys(
     ] = 730,
 ) -> None:
     """Create the certificate of a server (--host) or key pairs of sites (--site); private keys are never replaced."""
-    _check_installed()
+    check_installed()
     from nosology.federated.deploy.credentials import (
         certificate_fingerprint,
         check_new_credentials,
@@ -141,8 +141,9 @@ def server(
     listen: Annotated[str, typer.Option(help="The address to listen on.")] = "0.0.0.0",
 ) -> None:
     """Accept sites with a known key until Ctrl-C; start runs with `nosology federate run` on this machine."""
-    _check_installed()
+    check_installed()
     from nosology.core.files import check_results_folder
+    from nosology.federated.deploy.certificate_expiry import SHORT_VALIDITY, expiry_warning
     from nosology.federated.deploy.credentials import ServerCredentials, certificate_fingerprint, read_public_keys
     from nosology.federated.deploy.flower_process import interrupt_on_signals
     from nosology.federated.deploy.superlink import SuperLinkServer
@@ -154,8 +155,11 @@ def server(
             with SuperLinkServer(credentials, out, port, listen) as started:
                 started.register_sites(known, typer.echo)
                 root = certificate_fingerprint(credentials.root)
+                if warning := expiry_warning(credentials.end, SHORT_VALIDITY, "in less than 30 days"):
+                    typer.echo(warning, err=True)
                 typer.echo(f"listening on {listen}:{port} for {len(known)} sites; root certificate {root}")
                 while not started.ended:
+                    started.run_next()
                     time.sleep(0.2)
                 raise FederationError(f"the SuperLink has ended; its log is {out / 'superlink.log'}")
         except KeyboardInterrupt:
@@ -180,6 +184,9 @@ def site(
     secure_only: Annotated[
         bool, typer.Option("--secure-only", help="Send updates only with secure aggregation, whatever the recipe says.")
     ] = False,
+    secure_sites: Annotated[
+        int, typer.Option(min=2, help="Refuse secure sums over fewer sites (federation.privacy.secure_threshold).")
+    ] = 3,
     record_noise: Annotated[
         float, typer.Option(min=0, help="Refuse recipes with less federation.privacy.record_noise.")
     ] = 0.0,
@@ -195,9 +202,12 @@ def site(
         Path | None,
         typer.Option(help="A folder with NAME.pub of all sites: refuse keys of secure aggregation without signature."),
     ] = None,
+    rehearsal: Annotated[
+        bool, typer.Option("--rehearsal", help="The notes are simulated: take part in rehearsals only.")
+    ] = False,
 ) -> None:
     """Take part in the runs of a server until Ctrl-C; notes and vectors stay here. The log is next to the key."""
-    _check_installed()
+    check_installed()
     checked = _load_federated(recipe, settings)
     from nosology.federated.deploy.credentials import check_site_name
     from nosology.federated.deploy.deploy_site import SiteCredentials
@@ -213,8 +223,10 @@ def site(
         "codes": str(codes.resolve()) if codes else "",
         "trust-remote-code": "yes" if trust_remote_code else "",
         "secure-only": "yes" if secure_only else "",
+        "secure-sites": str(secure_sites),
         "record-noise": str(record_noise),
         "min-notes": str(min_notes),
+        "rehearsal": "yes" if rehearsal else "",
         "secure-key": str(key.resolve()) if peers else "",
         "secure-peers": str(peers.resolve()) if peers else "",
     }
@@ -255,16 +267,30 @@ def run(
     settings: Overrides = [],  # noqa: B006
 ) -> None:
     """Train a coder with the sites of a server, on the server's machine; Ctrl-C stops it, a new start continues it."""
-    _check_installed()
+    check_installed()
     checked = _load_federated(recipe, settings)
+    from nosology.federated.deploy.certificate_expiry import expiry_warning, finished_bundle, server_certificate_end
     from nosology.federated.deploy.flower_process import interrupt_on_signals
     from nosology.federated.deploy.superlink import follow_run
     from nosology.models.bundle import Bundle, check_bundle_folder
 
     check_bundle_folder(out)
-    with interrupt_on_signals():
-        follow_run(server, root, {"recipe": checked.model_dump_json(), "out": str(out.resolve())}, typer.echo)
-    bundle = Bundle.load(out)
+    federation, end = checked.federation, server_certificate_end(server, root)
+    limit = f"and {federation.rounds} rounds of up to {federation.timeout:g} s may take longer"
+    if warning := expiry_warning(end, federation.rounds * federation.timeout, limit):
+        typer.echo(warning, err=True)
+    config = {"recipe": checked.model_dump_json(), "out": str(out.resolve()), "certificate-end": str(end)}
+    started = time.time()
+    try:
+        with interrupt_on_signals():
+            follow_run(server, root, config, typer.echo)
+        bundle = Bundle.load(out)
+    except FederationError:
+        finished = finished_bundle(out, started, end, federation.timeout)
+        if finished is None:
+            raise
+        bundle = finished
+        typer.echo("caution: the certificate of the server expired in the run; all rounds were completed", err=True)
     sites = bundle.provenance.get("federation", {}).get("sites", {})
     typer.echo(
         f"{out}: {bundle.model.kind} coder, {len(bundle.model.labels):,} codes, {len(sites)} sites,"
@@ -282,7 +308,7 @@ def _load_federated(recipe: str, settings: list[str]) -> FederatedRecipe:
     return checked
 
 
-def _check_installed() -> None:
+def check_installed() -> None:
     """Raises ConfigError with the packages to install; switches Flower's telemetry off."""
     os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
     try:

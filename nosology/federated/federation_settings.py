@@ -27,6 +27,7 @@ class PrivacySettings(Settings):
     site_noise: float = Field(0.0, ge=0)  # noise multiplier on the sum of updates, in units of site_clip; 0: none
     site_clip: float = Field(0.0, ge=0)  # largest norm of the update of one site; 0: no limit
     secure: bool = False  # secure aggregation: the server sees only the sum of the updates
+    secure_threshold: int = Field(0, ge=0)  # sites that a secure sum needs; 0: the quorum, at least 3
 
     @field_validator("record_noise", "site_noise")
     @classmethod
@@ -35,6 +36,19 @@ class PrivacySettings(Settings):
         if 0 < value < _MIN_NOISE:
             raise ValueError(f"should be 0 or at least {_MIN_NOISE}")
         return value
+
+    @field_validator("secure_threshold")
+    @classmethod
+    def _check_threshold(cls, value: int) -> int:
+        """The value; a sum over one site is its update."""
+        if value == 1:
+            raise ValueError("should be 0 or at least 2")
+        return value
+
+    @property
+    def min_secure_sites(self) -> int:
+        """The smallest number of sites of a secure sum. From a sum over two, each can compute the other's update."""
+        return self.secure_threshold or 3
 
 
 class FederationSettings(Settings):
@@ -70,6 +84,7 @@ class FederationSettings(Settings):
     vocabulary: str = ""
     # the same: words of fewer than min_site_notes patients of a site are trained there, or read as unknown words
     rare_words: Literal["train", "unknown"] = "train"
+    rehearsal: bool = False  # with simulated notes: other sites refuse it
     privacy: PrivacySettings = PrivacySettings()
 
     @field_validator("optimizer", "optimizer_state", mode="before")

@@ -56,6 +56,11 @@ class ServerCredentials:
                 raise DataError(f"{path} expired on {end:%Y-%m-%d}: delete it and run `nosology federate keys` again")
         return self
 
+    @property
+    def end(self) -> float:
+        """When the certificate of the server ends, in seconds since 1970."""
+        return _load_certificate(self.certificate).not_valid_after_utc.timestamp()
+
 
 def check_new_credentials(folder: Path, hosts: list[str], sites: list[str]) -> None:
     """Raises if credentials of these hosts and sites cannot be created in a folder; call it before the first is."""
@@ -80,7 +85,7 @@ def check_new_credentials(folder: Path, hosts: list[str], sites: list[str]) -> N
         raise DataError(f"{credentials.root} is not the certificate of {credentials.authority_key}")
 
 
-def create_server_credentials(folder: Path, hosts: list[str], *, days: int = 730) -> ServerCredentials:
+def create_server_credentials(folder: Path, hosts: list[str], *, days: float = 730) -> ServerCredentials:
     """The credentials of a server, valid for hosts (names or addresses) and for this machine; keeps existing keys."""
     names = [_general_name(host) for host in dict.fromkeys([*hosts, *LOCAL_HOSTS])]
     check_new_credentials(folder, hosts, [])
@@ -117,7 +122,7 @@ def create_site_key(folder: Path, site: str) -> tuple[Path, Path]:
     private, public = folder / f"{site}.key", folder / f"{site}.pub"
     if not private.exists():
         new_key = ec.generate_private_key(ec.SECP384R1())
-        _write_private(private, new_key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+        write_private(private, new_key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
     key = read_site_key(private)
     with atomic_file(public) as path:
         path.write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + f" {site}\n".encode())
@@ -210,7 +215,7 @@ def _authority_certificate(name: x509.Name, key: ec.EllipticCurvePrivateKey) -> 
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: float
 ) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     return (
@@ -243,7 +248,7 @@ def _tls_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """The private key in a file, which is created if it is missing."""
     if not path.exists():
         new_key = ec.generate_private_key(ec.SECP256R1())
-        _write_private(path, new_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+        write_private(path, new_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     return _read_tls_key(path)
 
 
@@ -257,7 +262,7 @@ def _read_tls_key(path: Path) -> ec.EllipticCurvePrivateKey:
     return key
 
 
-def _write_private(path: Path, content: bytes) -> None:
+def write_private(path: Path, content: bytes) -> None:
     """Writes a new file that only its owner can read; the file must not exist."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)

@@ -14,40 +14,42 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-from flwr.app import Context, Message
-from flwr.app.error import Error
+from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
-from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, ErrorCode, SubStatus
-from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
-from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest
-from flwr.supercore.constant import TaskType
-from flwr.supercore.heartbeat import HeartbeatSender
-from flwr.supercore.interceptors import (
-    RuntimeTokenHttpInterceptor,
-    RuntimeVersionHttpInterceptor,
-    SuperExecAuthHttpInterceptor,
-)
-from flwr.supercore.protobuf.client import ProtobufClientInterceptor
-from flwr.supercore.runtime import RuntimeHttpClient
-from flwr.supernode.fleet_http_client import FleetHttpClient
-from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
-from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
 from nosology.core import FederationError
 from nosology.core.files import atomic_file, exclusive_output
-from nosology.federated.deploy.credentials import key_fingerprint, public_bytes, read_certificate, read_site_key
+from nosology.federated.deploy.credentials import (
+    key_fingerprint,
+    public_bytes,
+    read_certificate,
+    read_site_key,
+    write_private,
+)
 from nosology.federated.deploy.flower_process import FlowerProcess, free_port
+from nosology.federated.deploy.flower_shims import (
+    NODE_HEARTBEAT,
+    ActivateNodeRequest,
+    DeactivateNodeRequest,
+    ErrorCode,
+    SubStatus,
+    TaskQueue,
+    TaskType,
+    fleet_client,
+    pull_task_input,
+    push_message,
+    push_task_output,
+)
 from nosology.federated.deploy.superlink import check_address, connection_error
 from nosology.federated.rounds.messages import pack_message, unpack_message
 
 POLL_SECONDS = 0.25  # between requests for tasks
 RETRY_SECONDS = 5.0  # until a server that did not answer is tried again
-ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 
 Report = Callable[[str], None]
 log = logging.getLogger(__name__)
@@ -73,14 +75,11 @@ class SiteCredentials:
         is deactivated first. Its id is in a file next to the key.
         """
         public, node_file = public_bytes(self._private.public_key()), self.key.with_suffix(".node")
-        version = RuntimeVersionHttpInterceptor(component_name="nosology")
-        signature = NodeAuthHttpInterceptor(self._private, self._private.public_key())
-        interceptors = [version, signature]
-        with FleetHttpClient.from_server_address(self.server, False, self._certificate, interceptors) as client:
+        with fleet_client(self.server, self._certificate, self._private) as client:
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError, httpx.HTTPStatusError):
                 last = int(json.loads(node_file.read_text(encoding="utf-8"))["node"])
                 client.DeactivateNode(DeactivateNodeRequest(node_id=last))
-            request = ActivateNodeRequest(public_key=public, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)
+            request = ActivateNodeRequest(public_key=public, heartbeat_interval=NODE_HEARTBEAT)
             try:
                 node = client.ActivateNode(request).node_id
             except httpx.HTTPStatusError as error:
@@ -124,7 +123,7 @@ def _wait_for_server(credentials: SiteCredentials, report: Report) -> int:
         try:
             return credentials.activate()
         except httpx.TransportError as error:
-            if "CERTIFICATE_VERIFY_FAILED" in str(error):
+            if "CERTIFICATE_VERIFY_FAILED" in str(error) and "expired" not in str(error):  # it may be renewed
                 raise FederationError(f"{credentials.server}: {connection_error(error)}") from error
             if not reported:
                 report(f"{credentials.name}: waiting for {credentials.server} ({connection_error(error)})")
@@ -136,7 +135,8 @@ def _serve(credentials: SiteCredentials, app: ClientApp, node_config: dict[str, 
     """Runs tasks until the SuperNode ends."""
     port, secret = free_port(), secrets.token_bytes(32)
     secret_file, config_file = home / "secret", home / "node.toml"
-    secret_file.write_bytes(secret)
+    secret_file.unlink(missing_ok=True)
+    write_private(secret_file, secret)
     # a JSON string is a TOML string
     config_file.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in node_config.items()))
     arguments = ["--superlink", credentials.server, "--root-certificates", str(credentials.root.resolve())]
@@ -157,9 +157,9 @@ class TaskExecutor:
     """Runs the tasks of a SuperNode in this process, with one app."""
 
     def __init__(self, app: ClientApp, address: str, secret: bytes):
-        self.app, self.address = app, address
+        self.app = app
         self._app_lock = threading.Lock()
-        self._queue = self._client(SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=[ACQUIRE]))
+        self._queue = TaskQueue(address, secret)
 
     def __enter__(self) -> TaskExecutor:
         return self
@@ -169,14 +169,9 @@ class TaskExecutor:
 
     def run_next(self) -> bool:
         """Whether there was a task, which is now running in a thread."""
-        try:
-            reply = self._queue.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
-        except httpx.HTTPError:  # the SuperNode is starting, or has ended
-            return False
-        if not (reply.HasField("task") and reply.token):
-            return False
-        threading.Thread(target=self._run_task, args=(reply.token,), daemon=True).start()
-        return True
+        if token := self._queue.acquire(TaskType.CLIENT_APP):
+            threading.Thread(target=self._run_task, args=(token,), daemon=True).start()
+        return bool(token)
 
     def _run_task(self, token: str) -> None:
         """Runs a task.
@@ -184,7 +179,7 @@ class TaskExecutor:
         It has its own thread because a SuperNode may never deliver the message of a task whose run was stopped. Such a
         task waits while others run.
         """
-        with contextlib.closing(self._client(RuntimeTokenHttpInterceptor(token))) as client, _heartbeat(client):
+        with self._queue.task(token) as client:
             try:
                 message, context, _, _ = pull_task_input(client)
                 message.content = unpack_message(message.content)
@@ -205,24 +200,3 @@ class TaskExecutor:
             log.error("the app failed: %s\n%s", type(error).__name__, "".join(traceback.format_tb(error.__traceback__)))
             reason = f"{type(error)}:<''>"
             return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message), reason
-
-    def _client(self, interceptor: ProtobufClientInterceptor) -> RuntimeHttpClient:
-        version = RuntimeVersionHttpInterceptor(component_name="nosology")
-        return RuntimeHttpClient.from_server_address(self.address, True, None, [version, interceptor])
-
-
-@contextlib.contextmanager
-def _heartbeat(client: RuntimeHttpClient) -> Iterator[None]:
-    """Sends heartbeats of a task to the SuperNode."""
-
-    def beat() -> bool:
-        with contextlib.suppress(httpx.HTTPError):
-            client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
-        return True  # for a task that is not wanted any more, sending the reply fails
-
-    sender = HeartbeatSender(beat)
-    sender.start()
-    try:
-        yield
-    finally:
-        sender.stop()

@@ -6,30 +6,35 @@ import contextlib
 import hashlib
 import json
 import re
+import secrets
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-from flwr.cli.build import build_fab_from_disk
-from flwr.common.serde import fab_to_proto, user_config_to_proto
-from flwr.proto import control_pb2 as control
-from flwr.proto.run_pb2 import RunStatus
-from flwr.supercore.constant import NodeStatus
-from flwr.supercore.control import ControlHttpClient
-from flwr.supercore.error import FlowerError
-from flwr.supercore.fab import Fab
-from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
 from nosology.core import ConfigError, FederationError
-from nosology.federated.deploy.credentials import ServerCredentials, key_fingerprint, read_certificate
+from nosology.federated.deploy.credentials import ServerCredentials, key_fingerprint, read_certificate, write_private
 from nosology.federated.deploy.flower_process import FlowerProcess, wait_until
+from nosology.federated.deploy.flower_shims import (
+    Fab,
+    FlowerError,
+    NodeStatus,
+    RunStatus,
+    build_fab_from_disk,
+    control,
+    control_client,
+    fab_to_proto,
+    user_config_to_proto,
+)
+from nosology.federated.deploy.server_tasks import ServerAppExecutor
 
 APP = Path(__file__).parent / "flower_app"
 START_TIMEOUT = 60.0  # seconds for the SuperLink to start
 RECONNECT_TIMEOUT = 5.0  # seconds for a server to answer again
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
-HIDDEN_LINES = ("Start `flwr-serverapp` process", "Successfully installed ")  # of Flower, of no use to a user
+HIDDEN_LINES = ("Start `flwr-serverapp` process", "Successfully installed ", "SSL/TLS handshake error")  # of no use
 
 Report = Callable[[str], None]
 
@@ -47,8 +52,7 @@ class ControlClient:
 
     def __init__(self, address: str, root: Path):
         self.address = check_address(address)
-        version = RuntimeVersionHttpInterceptor("nosology")
-        self._client = ControlHttpClient.from_server_address(address, False, read_certificate(root), [version])
+        self._client = control_client(address, read_certificate(root))
 
     def __enter__(self) -> ControlClient:
         return self
@@ -170,13 +174,15 @@ def connection_error(error: httpx.HTTPError) -> str:
     text = str(error)
     if "CERTIFICATE_VERIFY_FAILED" in text:
         reason = text.split("certificate verify failed:")[-1].split("(_ssl")[0].strip()
+        if "expired" in reason:
+            return "its certificate has expired: renew it with `nosology federate keys --host` and restart the server"
         return f"its certificate is not signed by the root certificate ({reason})"
     return "nothing answers at this address" if isinstance(error, httpx.ConnectError) else type(error).__name__
 
 
 @dataclass
 class SuperLinkServer:
-    """A SuperLink in a child process. Its state is in a folder and survives restarts."""
+    """A SuperLink in a child process. Its state is in a folder and survives restarts. `run_next` starts its runs."""
 
     credentials: ServerCredentials
     state: Path
@@ -188,15 +194,26 @@ class SuperLinkServer:
         files = self.credentials.check()
         arguments = ["--ssl-ca-certfile", str(files.root.resolve()), "--ssl-keyfile", str(files.key.resolve())]
         arguments += ["--ssl-certfile", str(files.certificate.resolve()), "--enable-supernode-auth"]
-        arguments += ["--host", self.listen, "--port", str(self.port), "--isolation", "subprocess"]
+        arguments += ["--host", self.listen, "--port", str(self.port), "--isolation", "process"]
         arguments += ["--database", str((self.state / "superlink.db").resolve())]
         arguments += ["--disable-runtime-dependency-installation"]
         home, log = self.state.resolve() / "flower", self.state / "superlink.log"
+        self._private = tempfile.TemporaryDirectory(prefix="nosology-server-")
+        folder, secret = Path(self._private.name), secrets.token_bytes(32)
+        write_private(folder / "secret", secret)
+        arguments += ["--superexec-auth-secret-file", str(folder / "secret")]
         self._process = FlowerProcess("superlink", arguments, home=home, log=log)
+        self._executor = ServerAppExecutor(self.local_address, files.root, secret, folder, home, log)
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._executor.close()
         self._process.stop()
+        self._private.cleanup()
+
+    def run_next(self) -> bool:
+        """Whether there was a run to start; call it several times a second."""
+        return self._executor.run_next()
 
     @property
     def ended(self) -> bool:

@@ -38,7 +38,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from nosology.core import FederationError
 from nosology.federated.privacy import masking
 
-MIN_SITES = 3  # of two sites each could subtract its own vector from the sum
+MIN_SITES = 3  # by default: of two sites each could subtract its own vector from the sum
 _KEY_KINDS = ("mask", "encryption")
 
 Json = dict[str, Any]
@@ -85,9 +85,13 @@ class SiteSignatures:
             raise FederationError(f"the keys of site {site} are not signed by it") from error
 
 
-def min_threshold(sites: int) -> int:
-    """The smallest threshold that sites accept."""
-    return max(MIN_SITES, sites // 2 + 1)
+def min_threshold(sites: int, min_sites: int = MIN_SITES) -> int:
+    """The smallest threshold: more than half of the sites, and at least `min_sites`.
+
+    With half of the sites or fewer, a server could tell two groups of sites different lists of lost sites, get the
+    shares of the seed of a site from one group and those of its mask key from the other, and unmask its vector.
+    """
+    return max(min_sites, sites // 2 + 1, 2)  # a sum over one site is its vector
 
 
 @dataclass
@@ -105,10 +109,19 @@ class SecureState:
 
 
 class SecureSite:
-    """The site's part of the protocol. Each method answers one message; messages must come in order."""
+    """The site's part of the protocol. Each method answers one message; messages must come in order.
 
-    def __init__(self, name: str, state: Json | None = None, signatures: SiteSignatures | None = None):
-        self.name, self.signatures = name, signatures
+    min_sites: of a sum that the site takes part in. From a sum over two sites each can compute the other's vector.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        state: Json | None = None,
+        signatures: SiteSignatures | None = None,
+        min_sites: int = MIN_SITES,
+    ):
+        self.name, self.signatures, self.min_sites = name, signatures, min_sites
         self.state = SecureState(**(state or {}))
 
     def to_json(self) -> Json:
@@ -206,8 +219,8 @@ class SecureSite:
         own = {kind: masking.public_key(self._secret(kind)).hex() for kind in _KEY_KINDS}
         if self.name not in keys or any(keys[self.name][kind] != own[kind] for kind in own):
             raise FederationError(f"{session}: the keys of this site are not those that it sent")
-        if not min_threshold(len(keys)) <= threshold <= len(keys):
-            allowed = f"[{min_threshold(len(keys))}, {len(keys)}]"
+        if not (least := min_threshold(len(keys), self.min_sites)) <= threshold <= len(keys):
+            allowed = f"[{least}, {len(keys)}]"
             raise FederationError(f"{session}: the threshold must be in {allowed}; got {threshold}")
         if len(digests := _digests(keys)) > len(set(digests)):
             raise FederationError(f"{session}: a key occurs twice")
@@ -222,7 +235,8 @@ class SecureSite:
 class SecureServer:
     """The server's part of one session. Each method takes the replies of the sites and returns the next requests.
 
-    It stores public keys and a running sum of masked vectors.
+    It stores public keys and a running sum of masked vectors. quorum: sites that a sum needs; the threshold is more if
+    that is not more than half of the sites.
     """
 
     def __init__(self, session: SecureSession, quorum: int = MIN_SITES):
@@ -242,7 +256,7 @@ class SecureServer:
     def receive_keys(self, replies: Mapping[str, Json]) -> dict[str, Json]:
         """The second message, for each site that sent keys."""
         valid = self._valid(replies, "keys", lambda site, keys: all(_is_hex(keys[kind], 32) for kind in _KEY_KINDS))
-        self.threshold = max(self.quorum, min_threshold(len(valid)))
+        self.threshold = min_threshold(len(valid), self.quorum)
         self._check_enough(valid, "sent keys")
         self.keys = {name: valid[name] for name in sorted(valid)}
         return {name: {**self.request, "keys": self.keys, "threshold": self.threshold} for name in self.keys}
@@ -328,7 +342,7 @@ class SecureServer:
 
     def _check_enough(self, sites: Iterable[str], action: str) -> None:
         names = sorted(sites)
-        needed = max(self.threshold, self.quorum, MIN_SITES)
+        needed = max(self.threshold, self.quorum)
         if len(names) < needed:
             listed = f" ({', '.join(names)})" if names else ""
             raise FederationError(f"{self.session} ends: {len(names)} sites{listed} {action}, {needed} are needed")

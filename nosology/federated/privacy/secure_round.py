@@ -22,7 +22,13 @@ from flwr.serverapp.exception import AggregationError
 from nosology.core import DataError, FederationError
 from nosology.federated.federation_settings import PrivacySettings
 from nosology.federated.privacy.masking import from_fixed_point
-from nosology.federated.privacy.secure_aggregation import Json, SecureServer, SecureSession, site_noise_scale
+from nosology.federated.privacy.secure_aggregation import (
+    Json,
+    SecureServer,
+    SecureSession,
+    min_threshold,
+    site_noise_scale,
+)
 from nosology.federated.privacy.site_noise import PrivacyBudget, clip_update, secure_normal, weight_difference
 from nosology.federated.rounds.federated_site import SiteUpdate
 from nosology.federated.rounds.federation_setup import Arrays
@@ -71,6 +77,21 @@ def from_vector(
     return SiteUpdate("all sites", arrays, float(notes), float(loss_sum / notes), label_weights > 0.5)
 
 
+def describe_threshold(sites: int, quorum: int, privacy: PrivacySettings) -> str:
+    """How many of the sites of a round a secure sum needs; FederationError if the settings are impossible for them."""
+    chosen, needed = privacy.secure_threshold, min_threshold(sites, max(quorum, privacy.min_secure_sites))
+    if chosen and 2 * chosen <= sites:
+        raise FederationError(
+            f"federation.privacy.secure_threshold must be more than half of the {sites} sites, else the server could "
+            f"unmask single updates; got {chosen}"
+        )
+    if needed > sites:
+        raise FederationError(f"secure sums need {needed} sites in a round; there are {sites}")
+    lost = {0: "none", 1: "one"}.get(sites - needed, str(sites - needed))
+    text = f"{sites} sites, secure sums need {'all' if needed == sites else needed} of them; {lost} may be lost"
+    return text + ("; in a sum over two sites each can compute the update of the other" if needed == 2 else "")
+
+
 class SecureRounds:
     """The server's part: sends the four messages of a round and returns the mean update."""
 
@@ -84,6 +105,7 @@ class SecureRounds:
         content = messages[0].content
         number = get_value(content, "round")
         self.attempts[number] += 1
+        needed = max(needed, self.privacy.settings.min_secure_sites)
         server = SecureServer(SecureSession(self.run, number, self.attempts[number]), needed)
         strategy, initial = self.strategy, get_arrays(content)
         strategy.accepted, strategy.refused = [], {}

@@ -28,8 +28,6 @@ from nosology.federated.rounds.federation_setup import Arrays
 from nosology.federated.rounds.strategy import ROBUST
 from nosology.models.heads.heads_settings import HeadsRecipe
 
-_MIN_SECURE_SITES = 3  # of two sites each could subtract its own update from the sum
-
 Draw = Callable[[tuple[int, ...]], np.ndarray]  # standard normal numbers of a shape
 
 
@@ -51,9 +49,11 @@ def check_privacy(recipe: FederatedRecipe) -> None:
             "federation.strategy must be a mean (fedavg, fedprox, fedadam, fedyogi) where secure or site_clip is set; "
             f"got {federation.strategy!r}, which compares sites"
         )
-    if privacy.secure and min(federation.min_sites, federation.quorum) < _MIN_SECURE_SITES:
+    if privacy.secure_threshold and not privacy.secure:
+        raise ConfigError("federation.privacy.secure must be true where secure_threshold is set; got false")
+    if privacy.secure and min(federation.min_sites, federation.quorum) < (least := privacy.min_secure_sites):
         raise ConfigError(
-            f"federation.min_sites and federation.quorum must be at least {_MIN_SECURE_SITES} where secure is set; "
+            f"federation.min_sites and federation.quorum must be at least {least} where secure is set; "
             f"got {federation.min_sites} and {federation.quorum}"
         )
 

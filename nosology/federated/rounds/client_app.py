@@ -37,6 +37,7 @@ from nosology.federated.rounds.learner import LocalSite, SiteFiles, learner_of
 from nosology.training.calibration import PlattScaling
 
 SECURE_ONLY, RECORD_NOISE, MIN_NOTES = "secure-only", "record-noise", "min-notes"  # site policy in the node config
+SECURE_SITES, REHEARSAL = "secure-sites", "rehearsal"
 SECURE_KEY, SECURE_PEERS = "secure-key", "secure-peers"  # signatures in the node config
 
 _SETUP, _INPUTS, _SECURE = "setup", "inputs", "secure"  # in the state of a context
@@ -65,6 +66,14 @@ def read_recipe(message: Message, context: Context) -> FederatedRecipe:
         MIN_NOTES: ("federation.min_site_notes", recipe.federation.min_site_notes),
         RECORD_NOISE: ("federation.privacy.record_noise", recipe.federation.privacy.record_noise),
     }
+    if recipe.federation.privacy.secure:
+        values[SECURE_SITES] = ("federation.privacy.secure_threshold", recipe.federation.privacy.min_secure_sites)
+    if recipe.federation.rehearsal != bool(context.node_config.get(REHEARSAL)):
+        raise FederationError(
+            "the site has real notes and takes no part in a rehearsal"
+            if recipe.federation.rehearsal
+            else "the site rehearses with simulated notes and takes no part in a real run"
+        )
     policy = read_policy(context)
     for option, (name, value) in values.items():
         if not value >= (minimum := policy[option]):
@@ -75,7 +84,7 @@ def read_recipe(message: Message, context: Context) -> FederatedRecipe:
 def read_policy(context: Context) -> dict[str, float]:
     """The smallest values that the site accepts in a recipe; ConfigError if the node config has other than numbers."""
     policy = {}
-    for option in (MIN_NOTES, RECORD_NOISE):
+    for option in (MIN_NOTES, RECORD_NOISE, SECURE_SITES):
         value = str(context.node_config.get(option) or 0)
         try:
             policy[option] = float(value)
@@ -230,7 +239,9 @@ class _Handlers:
         recipe = read_recipe(message, context)
         name, saved = self.find_site(context, recipe).name, context.state.config_records.get(_SECURE)
         state = json.loads(str(saved["state"])) if saved is not None else None
-        return SecureSite(name, state, read_signatures(context)), recipe.federation.privacy
+        privacy = recipe.federation.privacy
+        least = int(read_policy(context)[SECURE_SITES]) or privacy.min_secure_sites
+        return SecureSite(name, state, read_signatures(context), least), privacy
 
     @staticmethod
     def _secure_reply(site: SecureSite, reply: dict, context: Context) -> RecordDict:

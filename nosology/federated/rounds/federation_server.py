@@ -21,7 +21,7 @@ from flwr.serverapp.exception import AggregationError
 from nosology.core import FederationError
 from nosology.corpora.corpus import Corpus
 from nosology.federated.federation_settings import FederatedRecipe
-from nosology.federated.privacy.secure_round import SecureRounds
+from nosology.federated.privacy.secure_round import SecureRounds, describe_threshold
 from nosology.federated.privacy.site_noise import PrivacyBudget, check_privacy
 from nosology.federated.rounds import messages, outcome
 from nosology.federated.rounds.federated_site import SiteCounts, SiteUpdate
@@ -98,6 +98,11 @@ class FederationLoop(ABC):
     ) -> SiteCounts | None:
         """The summed counts of a fraction of the sites; None without any. tuned: gives calibration and threshold."""
 
+    @property
+    def cut_off(self) -> bool:
+        """Whether no site can connect any more: what is finished is then written."""
+        return False
+
     def state(self) -> dict[str, Any]:
         """Further values of the checkpoint."""
         return {}
@@ -160,7 +165,9 @@ class FederationLoop(ABC):
         """The bundle: calibration and threshold from the dev notes of all sites, metrics from their test notes."""
         number, weights = self.checkpoint.number, self.checkpoint.weights
         dev = self._dev or self.evaluate(number, weights, "dev", 1.0)
-        if dev is None:
+        if dev is None and self.cut_off:
+            self.report("caution: the certificate of the server has expired: the bundle is not tuned on dev notes")
+        elif dev is None:
             raise FederationError(
                 f"no site has replied to the evaluation after round {number}; the rounds are saved in {self.folder}: "
                 f"start the run again to continue{format_reasons(self.refused)}"
@@ -232,7 +239,14 @@ class FlowerFederation(FederationLoop):
         secure = self.settings.privacy.secure
         self.secure = SecureRounds(self.participants, self.strategy, self.privacy) if secure else None
         self.participants.traffic()  # that of the setup is no part of a round
+        if secure:
+            self.report(describe_threshold(self._sampled(), self._needed(), self.settings.privacy))
         return len(self.participants.metadata)
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether the certificate of the server has expired."""
+        return self.participants.grid.has_expired()
 
     def traffic(self) -> HistoryRow:
         """The bytes of all messages since the last round."""
@@ -297,10 +311,12 @@ class FlowerFederation(FederationLoop):
 
         All sites of the setup count, also those that are offline: a resumed run does not need fewer.
         """
-        participants = self.participants
-        names = participants.metadata.keys() | (self.setup.metadata.keys() - self.refused.keys())
-        sampled = len(self.strategy.sample_sites("train", 0, self.settings.fraction_train, names))
-        return max(self.strategy.min_replies, min(self.settings.quorum, sampled))
+        return max(self.strategy.min_replies, min(self.settings.quorum, self._sampled()))
+
+    def _sampled(self) -> int:
+        """The number of sites of a round."""
+        names = self.participants.metadata.keys() | (self.setup.metadata.keys() - self.refused.keys())
+        return len(self.strategy.sample_sites("train", 0, self.settings.fraction_train, names))
 
     def _wait_for_sites(self, number: int) -> int:
         """The number of replies that a round needs; waits, with a timeout, until this many sites are online."""
@@ -338,6 +354,6 @@ class FlowerFederation(FederationLoop):
 
     def finish(self, corpora: Sequence[Corpus]) -> Bundle:
         """The bundle, see `FederationLoop.finish`; waits for the sites of a resumed run."""
-        if self._dev is None:
+        if self._dev is None and not self.cut_off:
             self._wait_for_sites(self.checkpoint.number)
         return super().finish(corpora)

@@ -36,6 +36,10 @@ class SiteGrid(ABC):
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """The replies that have come. Each is returned once."""
 
+    def has_expired(self) -> bool:
+        """Whether the certificate of the server has expired: no site can connect any more."""
+        return False
+
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float = math.inf) -> list[Message]:
         """The replies that come within the timeout."""
         deadline = time.monotonic() + timeout

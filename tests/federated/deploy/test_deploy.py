@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import contextlib
 import re
 import signal
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +26,8 @@ from nosology.federated.deploy.credentials import (
     read_site_key,
 )
 from nosology.federated.deploy.deploy_site import SiteCredentials, serve_site
-from nosology.federated.deploy.flower_process import LocalhostMiddleware, _run_uvicorn, free_port, wait_until
+from nosology.federated.deploy.flower_process import free_port, wait_until
+from nosology.federated.deploy.localhost_middleware import LocalhostMiddleware, run_uvicorn
 from nosology.federated.deploy.superlink import ControlClient, SuperLinkServer, check_address, follow_run
 from nosology.federated.rounds.federated_site import FederatedSite
 from nosology.federated.rounds.federation_server import FlowerFederation
@@ -135,6 +139,7 @@ def check_run_refused_by_all_sites(federation):
 def check_killed_site_and_interrupted_run(federation):
     run = federation.run("missed", rounds=1000, timeout=10)
     wait_for_file(run_folder(federation.folder / "run" / "missed") / ROUND_FILE)
+    check_no_secret_on_a_command_line(federation)
     federation.sites["clara"].kill()
     lost = r"round \d+/1000  loss .* 2 sites .*; clara: "  # the reason is named
     assert wait_until(lambda: re.search(lost, run.text), TIMEOUT), run.text
@@ -146,6 +151,31 @@ def check_killed_site_and_interrupted_run(federation):
     with ControlClient(f"localhost:{federation.port}", federation.credentials.root) as control:
         assert wait_until(lambda: control.has_finished(number), TIMEOUT)
         assert control.status(number).sub_status == "stopped"
+
+
+def check_no_secret_on_a_command_line(federation):
+    """All users of a machine can read command lines, so tokens and keys are in files that only their owner can read."""
+    commands = [line for program in federation.programs for line in command_lines(program.process)]
+    assert sum("superlink" in line for line in commands) == 1 and sum("supernode" in line for line in commands) == 4
+    options = ("--token-file", "--superexec-auth-secret-file", "--auth-supernode-private-key", "--ssl-keyfile")
+    files = {Path(line[line.index(name) + 1]) for line in commands for name in options if name in line}
+    assert len(files) == 11  # token, SuperLink and SuperNodes
+    secrets = [path.read_bytes() for path in files]
+    assert all(path.stat().st_mode & 0o077 == 0 for path in files) and all(len(secret) >= 32 for secret in secrets)
+    forms = [f(secret) for secret in secrets for f in (bytes, base64.b64encode, lambda raw: raw.hex().encode())]
+    everything = "\n".join(" ".join(line) for line in commands).encode()
+    assert not any(form in everything for form in forms)
+    long = [word for line in commands for word in line if re.fullmatch(r"[A-Za-z0-9+=_-]{32,}", word)]
+    assert not [word for word in long if not word.startswith("--")]  # nor another random text
+
+
+def command_lines(process: subprocess.Popen) -> list[list[str]]:
+    """The command lines of a process and all its descendants."""
+    lines = []
+    for pid in [process.pid, *descendants(process.pid)]:
+        with contextlib.suppress(OSError):
+            lines.append(Path(f"/proc/{pid}/cmdline").read_text().split("\0"))
+    return lines
 
 
 def check_killed_server_resumes(federation, folder):
@@ -242,7 +272,7 @@ def test_forwarded_header_does_not_make_a_client_local(monkeypatch, trusted):
         sent.append(message["type"])
 
     configs = []
-    run = configs.append if trusted else lambda settings: _run_uvicorn(lambda **all: configs.append(all), **settings)
+    run = configs.append if trusted else lambda settings: run_uvicorn(lambda **all: configs.append(all), **settings)
     run({"app": LocalhostMiddleware(app), "interface": "asgi3", "lifespan": "off", "ws": "none"})
     config = uvicorn.Config(**configs[0])
     config.load()

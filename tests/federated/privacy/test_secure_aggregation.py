@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from itertools import combinations
 
 import numpy as np
@@ -32,16 +33,17 @@ NAMES = [f"site {i}" for i in range(7)]
 class World:
     """Sites with vectors, and a record of every message that the server sends or gets."""
 
-    def __init__(self, names=NAMES, size: int = 500, seed: int = 0, signatures=None):
+    def __init__(self, names=NAMES, size: int = 500, seed: int = 0, signatures=None, min_sites: int = 3):
         rng = np.random.default_rng(seed)
         self.vectors = {name: 100 * rng.standard_normal(size) for name in names}
-        self.sites = {name: SecureSite(name, signatures=(signatures or {}).get(name)) for name in names}
+        self.sites = {name: SecureSite(name, None, (signatures or {}).get(name), min_sites) for name in names}
         self.size, self.log, self.masked = size, [], {}
 
     def call(self, name: str, stage: str, request, *more):
         """A site's answer; site and request pass through JSON, as they do in a federation."""
         site = self.sites[name]
-        site = self.sites[name] = SecureSite(name, json.loads(json.dumps(site.to_json())), site.signatures)
+        state = json.loads(json.dumps(site.to_json()))
+        site = self.sites[name] = SecureSite(name, state, site.signatures, site.min_sites)
         answer = getattr(site, stage)(json.loads(json.dumps(request)), *more)
         self.log += [request, answer]
         return answer
@@ -225,8 +227,40 @@ def test_site_unmasks_once():
 
 
 def test_threshold_is_more_than_half_of_the_sites():
-    for sites in range(3, 40):
-        assert 2 * min_threshold(sites) > sites
+    for sites in range(2, 40):
+        assert 2 * min_threshold(sites) > sites and 2 * min_threshold(sites, 2) > sites
+        assert min_threshold(sites) >= 3 and min_threshold(sites, 1) >= 2
+
+
+def unmasking_shares(victim: str, lists: Mapping[str, list[str]]) -> tuple[int, int]:
+    """How many shares of the seed and of the mask key of a site a server gets that sends each site another list."""
+    names = sorted(lists)
+    world, serving = World(names, size=4, min_sites=2), server(quorum=2)
+    requests = serving.receive_keys({name: world.call(name, "keys", serving.request) for name in names})
+    requests = serving.receive_shares({name: world.call(name, "shares", requests[name]) for name in names})
+    seeds = masks = 0
+    for name in names:
+        world.call(name, "mask", requests[name], to_fixed_point(world.vectors[name], 3))
+        try:
+            reply = world.call(name, "unmask", {**serving.request, "sent": lists[name]})
+        except FederationError:
+            continue
+        seeds, masks = seeds + (victim in reply["seeds"]), masks + (victim in reply["masks"])
+    return seeds, masks
+
+
+def test_two_of_three_sites_withstand_different_lists():
+    """A server that had two shares of both secrets of a site could unmask its vector."""
+    choices = [["a", "b", "c"], ["a", "b"], ["a", "c"], ["b", "c"]]
+    counts = {unmasking_shares("c", dict(zip("abc", lists))) for lists in itertools.product(choices, repeat=3)}
+    assert max(min(pair) for pair in counts) == 1 and (3, 0) in counts
+
+
+def test_site_refuses_sums_over_fewer_sites_than_its_policy():
+    world, serving = World(["a", "b", "c"], size=4), server(quorum=2)
+    requests = serving.receive_keys({name: world.call(name, "keys", serving.request) for name in "abc"})
+    with pytest.raises(FederationError, match=r"the threshold must be in \[3, 3\]; got 2"):
+        world.call("a", "shares", requests["a"])
 
 
 @pytest.mark.parametrize("sent", [NAMES[:2], [*NAMES[:6], "unknown"], NAMES[1:]])

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import csv
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from flwr.app import Message, RecordDict
+from flwr.app import Context, Message, RecordDict
 
-from nosology.core import FederationError
+from nosology.core import ConfigError, FederationError
 from nosology.federated.federation_settings import PrivacySettings
 from nosology.federated.privacy.dp_sgd import PrivacyAccountant
 from nosology.federated.privacy.masking import from_fixed_point, to_fixed_point
 from nosology.federated.privacy.secure_round import from_vector, to_vector, vector_size
 from nosology.federated.privacy.site_noise import PrivacyBudget, clip_update, update_norm, weight_difference
+from nosology.federated.rounds.client_app import read_recipe
 from nosology.federated.rounds.federated_site import SiteUpdate
 from nosology.federated.rounds.federation_server import FlowerFederation
 from nosology.federated.rounds.messages import ARRAYS, CONFIG, TRAIN, from_record, make_content
@@ -92,6 +94,45 @@ def test_site_lost_at_any_stage_is_only_missing(tmp_path, kind):
     without = FlowerFederation(simulation_grid(sites(5)), plain()).run(tmp_path / "plain")
     if kind == "query.secure_unmask":
         assert np.abs(weights(result) - weights(without)).max() < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["query.secure_keys", "query.secure_shares", "train.secure", "query.secure_unmask"])
+def test_two_of_three_sites_are_enough_for_a_threshold_of_two(tmp_path, kind):
+    lose = lambda what, name, number: what == kind and name == "site-02"  # noqa: E731 (in every round)
+    settings = secret(privacy={"secure_threshold": 2}, quorum=2)
+    lines = []
+    result = FlowerFederation(Watched(simulation_grid(sites(3)), lose), settings, lines.append).run(tmp_path / "two")
+    assert lines[0].startswith("3 sites, secure sums need 2 of them; one may be lost; in a sum over two sites each")
+    assert [row["sites"] for row in result.history] == [3 if kind == "query.secure_unmask" else 2] * 3
+    if kind == "query.secure_unmask":
+        plainly = FlowerFederation(simulation_grid(sites(3)), plain()).run(tmp_path / "plain")
+        assert np.abs(weights(result) - weights(plainly)).max() < 1e-5
+    with pytest.raises(
+        FederationError, match=r"round 1 failed .* 3 are needed"
+    ):  # by default one lost site is too many
+        FlowerFederation(Watched(simulation_grid(sites(3)), lose), secret()).run(tmp_path / "three")
+
+
+@pytest.mark.parametrize(
+    ("count", "threshold", "message"),
+    [
+        (5, 2, "secure_threshold must be more than half of the 5 sites, else the server could unmask"),
+        (4, 2, "secure_threshold must be more than half of the 4 sites"),
+        (3, 4, "federation.min_sites and federation.quorum must be at least 4"),
+    ],
+)
+def test_impossible_thresholds_are_refused(tmp_path, count, threshold, message):
+    settings = secret(privacy={"secure_threshold": threshold}, quorum=3)
+    with pytest.raises((FederationError, ConfigError), match=message):
+        FlowerFederation(simulation_grid(sites(count)), settings).run(tmp_path / "bundle")
+
+
+def test_site_policy_refuses_a_low_threshold():
+    content = make_content(recipe=secret(privacy={"secure_threshold": 2}, quorum=2).model_dump(mode="json"))
+    message, config = SimpleNamespace(content=content), {"secure-sites": "3"}
+    assert read_recipe(message, Context(0, 0, {}, RecordDict(), {}))
+    with pytest.raises(FederationError, match=r"demands federation\.privacy\.secure_threshold of at least 3; got 2"):
+        read_recipe(message, Context(0, 0, config, RecordDict(), {}))
 
 
 def test_round_with_too_few_sites_is_repeated_or_fails(tmp_path):

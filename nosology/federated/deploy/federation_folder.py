@@ -1,0 +1,164 @@
+"""The folder of a server and the folder of a site, each with a settings file in TOML. Paths are relative to the folder.
+
+A server has federation.toml, credentials/, invitations/, sites/ (public keys) and state/. A site has site.toml,
+root.pem and its key pair.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import Field, ValidationError
+
+from nosology.core import ConfigError, DataError
+from nosology.core.files import atomic_file, check_results_folder
+from nosology.core.settings import Settings
+from nosology.federated.deploy.credentials import (
+    ServerCredentials,
+    check_site_name,
+    create_server_credentials,
+    create_site_key,
+    public_bytes,
+    read_certificate,
+    read_site_key,
+)
+from nosology.federated.deploy.invitation import Invitation, Reply, check_words, read_file, write_file
+
+SERVER, SITE = "federation.toml", "site.toml"
+
+
+class ServerSettings(Settings):
+    """federation.toml"""
+
+    hosts: list[str] = Field(min_length=1)  # names and addresses; the first is in the invitations
+    port: int = Field(8443, ge=1, le=65535)
+    listen: str = "0.0.0.0"
+    sites: list[str] = Field(min_length=1)  # that are expected
+
+
+class SiteSettings(Settings):
+    """site.toml"""
+
+    name: str
+    server: str  # HOST:PORT
+    confirmed: bool = False  # whether the operator of the server has confirmed the words
+    corpus: list[str] = Field(["corpus"], min_length=1)  # corpus folders
+    cache: str = "vectors"
+    recipe: str = "heads-mlp"
+    settings: list[str] = Field(default_factory=list)  # of the recipe, NAME=VALUE
+    codes: str = ""  # a file
+    peers: str = ""  # a folder
+    trust_remote_code: bool = False
+    secure_only: bool = False
+    secure_sites: int = Field(3, ge=2)
+    record_noise: float = Field(0.0, ge=0)
+    min_notes: int = Field(10, ge=1)
+
+
+T = TypeVar("T", ServerSettings, SiteSettings)
+
+
+def create_server_folder(
+    folder: Path, hosts: list[str], port: int, sites: list[str], *, days: float = 730
+) -> dict[str, Path]:
+    """The invitation file of each site; creates what is missing and keeps keys.
+
+    Called again with other sites, it adds them.
+    """
+    path, listen = folder / SERVER, "0.0.0.0"
+    if path.exists():
+        known = read_settings(ServerSettings, folder)
+        hosts, port, sites = hosts or known.hosts, port or known.port, list(dict.fromkeys([*known.sites, *sites]))
+        listen = known.listen
+    if not hosts or not sites:
+        raise ConfigError(f"give --host and --site to create {path}")
+    for site in sites:
+        check_site_name(site)
+    check_results_folder(folder, own=(SERVER,))
+    credentials = ServerCredentials(folder / "credentials")
+    if not credentials.certificate.exists():
+        create_server_credentials(credentials.folder, hosts, days=days)
+    values = {"hosts": hosts, "port": port or 8443, "listen": listen, "sites": sites}
+    _write_settings(path, ServerSettings(**values).model_dump(), "Settings of the server of a federation.")
+    for name in ("sites", "invitations", "state"):
+        (folder / name).mkdir(exist_ok=True)
+    files = {site: folder / "invitations" / f"{site}.invitation" for site in sites}
+    for site, file in files.items():
+        root = read_certificate(credentials.root).decode()
+        write_file(Invitation(site, f"{hosts[0]}:{values['port']}", root), file)
+    return files
+
+
+def join_federation(invitation_file: Path, folder: Path) -> tuple[Path, str]:
+    """The reply file of a site, and the words; creates the folder of the site and keeps an existing key."""
+    invitation = read_file(Invitation, invitation_file)
+    path = folder / SITE
+    if path.exists() and (known := read_settings(SiteSettings, folder)).name != invitation.site:
+        raise DataError(f"{folder} is the folder of {known.name}; the invitation is for {invitation.site}")
+    check_results_folder(folder, own=(SITE,))
+    private, _ = create_site_key(folder, invitation.site)
+    with atomic_file(folder / "root.pem") as temporary:
+        temporary.write_text(invitation.root, encoding="ascii")
+    if not path.exists():
+        values = SiteSettings(name=invitation.site, server=invitation.server).model_dump()
+        _write_settings(path, values, "Settings of a site; paths are relative to this folder (docs/federation.md).")
+    public = public_bytes(read_site_key(private).public_key()).decode()
+    reply, reply_file = Reply(invitation.site, public, invitation.digest), folder / f"{invitation.site}.reply"
+    write_file(reply, reply_file)
+    return reply_file, check_words(invitation, reply)
+
+
+def confirm_words(folder: Path) -> None:
+    """Records in the settings of a site that the operator of the server has confirmed the words."""
+    read_settings(SiteSettings, folder)
+    text = (folder / SITE).read_text(encoding="utf-8")
+    with atomic_file(folder / SITE) as temporary:
+        temporary.write_text(re.sub(r"(?m)^confirmed\s*=\s*false", "confirmed = true", text), encoding="utf-8")
+
+
+def read_reply(folder: Path, reply_file: Path) -> tuple[Reply, str]:
+    """A reply for the server of a folder, and the words; DataError if it was not invited from there."""
+    reply, settings = read_file(Reply, reply_file), read_settings(ServerSettings, folder)
+    if reply.site not in settings.sites:
+        raise DataError(f"{reply.site} is not one of the expected sites, {', '.join(settings.sites)}")
+    invitation = read_file(Invitation, folder / "invitations" / f"{reply.site}.invitation")
+    if reply.invitation != invitation.digest:
+        raise DataError(
+            f"{reply_file} answers another invitation than {folder / 'invitations'}/{reply.site}.invitation"
+        )
+    return reply, check_words(invitation, reply)
+
+
+def admit_site(folder: Path, reply: Reply) -> Path:
+    """The public key file of a site, whose words were compared."""
+    path = folder / "sites" / f"{reply.site}.pub"
+    if path.exists() and path.read_bytes() != reply.key_line():
+        raise DataError(f"{path} is another key of {reply.site}: remove it first if the site has a new one")
+    with atomic_file(path) as temporary:
+        temporary.write_bytes(reply.key_line())
+    return path
+
+
+def read_settings(kind: type[T], folder: Path) -> T:
+    """The settings in a folder; DataError or ConfigError if there are none or they are wrong."""
+    path = folder / (SERVER if kind is ServerSettings else SITE)
+    try:
+        return kind(**tomllib.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"{path} is not TOML") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+
+
+def _write_settings(path: Path, values: dict, comment: str) -> None:
+    """Writes settings; JSON texts, numbers, booleans and lists are TOML too."""
+    lines = [f"# {comment}", *(f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in values.items())]
+    with atomic_file(path) as temporary:
+        temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
