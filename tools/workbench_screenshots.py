@@ -3,7 +3,7 @@
 python tools/workbench_screenshots.py                                   # all into docs/images/workbench
 python tools/workbench_screenshots.py --out /tmp/wide --size 3840x2160  # to look at
 python tools/workbench_screenshots.py --out /tmp/zoomed --zoom 2        # as at a zoom of 200 %
-python tools/workbench_screenshots.py --only triage                     # the triage page
+python tools/workbench_screenshots.py --only triage                     # the triage page, or findings
 
 A picture of the dark scheme has the suffix _dark. Simulated people code some of the demo's encounters twice and write
 queries, for the pages that would be empty. The triage page has simulated encounters with calibrated probabilities, and
@@ -261,10 +261,22 @@ def review_coded(engine: Engine, ids: list[int], rng: Random) -> None:
         record_decisions(engine, note, [*steps, ("finish", {})], user=reviewer, version=0, case=case)
 
 
+def take_findings(page: Page, address: str, camera: Camera) -> None:
+    """The audit of the final codes of all finished encounters, and one of its findings."""
+    page.goto(f"{address}/findings")
+    page.get_by_role("button", name="Audit").click()
+    while page.get_by_role("status").filter(has_text="running").count():
+        page.wait_for_timeout(500)
+        page.reload()
+    camera.take("findings")
+    page.locator("table.list tbody a").first.click()
+    page.wait_for_load_state()
+    camera.take("finding")
+
+
 def take_triage(page: Page, address: str, engine: Engine, camera: Camera) -> None:
     """The triage page after a calibration, and with an alarm."""
     rng = Random(1)
-    sign_in(page, address, "admin")
     page.goto(f"{address}/triage")
     page.get_by_role("button", name="Start again").click()
     review_coded(engine, add_coded(engine, CALIBRATED, 420, rng), rng)
@@ -287,7 +299,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--size", default="1280x800")
     parser.add_argument("--zoom", type=int, default=1)
-    parser.add_argument("--only", choices=["all", "triage"], default="all")
+    parser.add_argument("--only", choices=["all", "findings", "triage"], default="all")
     options = parser.parse_args()
     width, height = (int(side) // options.zoom for side in options.size.split("x"))
     options.out.mkdir(parents=True, exist_ok=True)
@@ -305,7 +317,12 @@ def main() -> None:
                 converse(engine)
                 page.context.clear_cookies()
                 take_pictures(page, server.address, options.out)
-            take_triage(page, server.address, engine, Camera(page, options.out))
+            camera = Camera(page, options.out)
+            sign_in(page, server.address, "admin")
+            if options.only != "triage":
+                take_findings(page, server.address, camera)
+            if options.only != "findings":
+                take_triage(page, server.address, engine, camera)
             engine.dispose()
         finally:
             browser.close()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
@@ -36,7 +39,10 @@ def findings_page(page: ReviewerPage, kind: str = "") -> HTMLResponse:
         kind=kind,
         kinds=[(name, TITLES[name], counts[name]) for name in KINDS],
         total=len(shown),
-        findings=[(item, TITLES[item.values["kind"]], effect_words(item.values)) for item in shown[:MAX_FINDINGS]],
+        findings=[
+            (item, TITLES[item.values["kind"]], _description(item.values), effect_words(item.values))
+            for item in shown[:MAX_FINDINGS]
+        ],
     )
 
 
@@ -62,8 +68,13 @@ def finding_page(page: ReviewerPage, note_id: RowId, number: int) -> HTMLRespons
         "finding.html",
         item=item,
         title=TITLES[values["kind"]],
-        description=describe(Code(values["system"], values["code"])),
+        description=_description(values),
         effect=effect_words(values),
         documents=documents,
         at=at,
     )
+
+
+def _description(values: Mapping[str, Any]) -> str:
+    """The description of the code of a finding."""
+    return describe(Code(values["system"], values["code"]))
