@@ -49,11 +49,11 @@ def join(
     check_installed()
     from nosology.federated.deploy.federation_folder import SITE, confirm_words, join_federation
 
-    reply, words = join_federation(invitation, out)
     if confirmed:
-        confirm_words(out)
+        confirm_words(invitation, out)
         typer.echo(f"{out / SITE}: confirmed; connect with `nosology federate start {out}`")
         return
+    reply, words = join_federation(invitation, out)
     typer.echo(f"{reply}: send it to the operator of the server; the private key stays here")
     typer.echo(f"Read these words to the operator on the telephone: {words}")
     typer.echo("Only if the operator confirms them, run:")

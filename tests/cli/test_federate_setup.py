@@ -75,6 +75,37 @@ def test_site_connects_only_after_the_telephone_call(invited, tmp_path):
     assert started.exit_code != 0 and "confirmed" not in str(started.exception)
 
 
+def test_another_invitation_neither_replaces_nor_confirms_a_server(invited, tmp_path):
+    join(invited, tmp_path / "anna")
+    call("init", "--out", tmp_path / "false", "--host", "fed.example.org", "--site", "anna")
+    other = tmp_path / "false" / "invitations" / "anna.invitation"
+    root = (tmp_path / "anna" / "root.pem").read_bytes()
+    for options in ([], ["--confirmed"]):
+        refused = call("join", other, "--out", tmp_path / "anna", *options)
+        assert isinstance(refused.exception, DataError) and "another" in str(refused.exception)
+    assert (tmp_path / "anna" / "root.pem").read_bytes() == root
+    assert not read_settings(SiteSettings, tmp_path / "anna").confirmed
+
+
+def test_folders_with_messages_and_logs_are_private(invited, tmp_path):
+    join(invited, tmp_path / "anna")
+    assert [path.stat().st_mode & 0o777 for path in (invited / "state", tmp_path / "anna")] == [0o700, 0o700]
+
+
+def test_confirmation_does_not_depend_on_the_line_in_the_settings(invited, tmp_path):
+    join(invited, tmp_path / "anna")
+    site_file = tmp_path / "anna" / "site.toml"
+    lines = site_file.read_text().splitlines()
+    site_file.write_text("\n".join(line for line in lines if not line.startswith("confirmed")))
+    call("join", invited / "invitations" / "anna.invitation", "--out", tmp_path / "anna", "--confirmed")
+    assert read_settings(SiteSettings, tmp_path / "anna").confirmed
+
+
+def test_server_folder_keeps_its_hosts(invited):
+    refused = call("init", "--out", invited, "--host", "other.example.org")
+    assert isinstance(refused.exception, ConfigError) and "10.1.2.3" in str(refused.exception)
+
+
 def test_changed_files_give_other_words(invited, tmp_path):
     """Somebody on the way sends a site another root certificate, and the server another key."""
     call("init", "--out", tmp_path / "false", "--host", "fed.example.org", "--site", "anna")

@@ -72,6 +72,8 @@ def create_server_folder(
     path, listen = folder / SERVER, "0.0.0.0"
     if path.exists():
         known = read_settings(ServerSettings, folder)
+        if hosts and hosts != known.hosts:
+            raise ConfigError(f"the certificate of {folder} is for {', '.join(known.hosts)}: use a new folder")
         hosts, port, sites = hosts or known.hosts, port or known.port, list(dict.fromkeys([*known.sites, *sites]))
         listen = known.listen
     if not hosts or not sites:
@@ -84,24 +86,29 @@ def create_server_folder(
         create_server_credentials(credentials.folder, hosts, days=days)
     values = {"hosts": hosts, "port": port or 8443, "listen": listen, "sites": sites}
     _write_settings(path, ServerSettings(**values).model_dump(), "Settings of the server of a federation.")
-    for name in ("sites", "invitations", "state"):
+    for name in ("sites", "invitations"):
         (folder / name).mkdir(exist_ok=True)
+    (folder / "state").mkdir(mode=0o700, exist_ok=True)
+    host = f"[{hosts[0]}]" if ":" in hosts[0] else hosts[0]
     files = {site: folder / "invitations" / f"{site}.invitation" for site in sites}
     for site, file in files.items():
         root = read_certificate(credentials.root).decode()
-        write_file(Invitation(site, f"{hosts[0]}:{values['port']}", root), file)
+        write_file(Invitation(site, f"{host}:{values['port']}", root), file)
     return files
 
 
 def join_federation(invitation_file: Path, folder: Path) -> tuple[Path, str]:
     """The reply file of a site, and the words; creates the folder of the site and keeps an existing key."""
     invitation = read_file(Invitation, invitation_file)
-    path = folder / SITE
+    path, root = folder / SITE, folder / "root.pem"
     if path.exists() and (known := read_settings(SiteSettings, folder)).name != invitation.site:
         raise DataError(f"{folder} is the folder of {known.name}; the invitation is for {invitation.site}")
+    if root.exists() and root.read_bytes() != invitation.root.encode():
+        raise DataError(f"{folder} has joined another server than that of {invitation_file}: use a new folder")
     check_results_folder(folder, own=(SITE,))
     private, _ = create_site_key(folder, invitation.site)
-    with atomic_file(folder / "root.pem") as temporary:
+    folder.chmod(0o700)  # logs, and caches of the words of notes
+    with atomic_file(root) as temporary:
         temporary.write_text(invitation.root, encoding="ascii")
     if not path.exists():
         values = SiteSettings(name=invitation.site, server=invitation.server).model_dump()
@@ -112,12 +119,16 @@ def join_federation(invitation_file: Path, folder: Path) -> tuple[Path, str]:
     return reply_file, check_words(invitation, reply)
 
 
-def confirm_words(folder: Path) -> None:
-    """Records in the settings of a site that the operator of the server has confirmed the words."""
-    read_settings(SiteSettings, folder)
-    text = (folder / SITE).read_text(encoding="utf-8")
+def confirm_words(invitation_file: Path, folder: Path) -> None:
+    """Records in the settings of a site that the operator of the server has confirmed the words of an invitation."""
+    invitation, settings = read_file(Invitation, invitation_file), read_settings(SiteSettings, folder)
+    reply = read_file(Reply, folder / f"{settings.name}.reply")
+    if reply.invitation != invitation.digest:
+        raise DataError(f"the words of {folder} are of another invitation than {invitation_file}")
+    lines = (folder / SITE).read_text(encoding="utf-8").splitlines()
+    kept = [line for line in lines if not re.match(r"\s*confirmed\s*=", line)]
     with atomic_file(folder / SITE) as temporary:
-        temporary.write_text(re.sub(r"(?m)^confirmed\s*=\s*false", "confirmed = true", text), encoding="utf-8")
+        temporary.write_text("\n".join(["confirmed = true", *kept]) + "\n", encoding="utf-8")
 
 
 def read_reply(folder: Path, reply_file: Path) -> tuple[Reply, str]:

@@ -73,6 +73,10 @@ def read_status(folder: Path) -> Status:
             status = read_json(path)
             if not isinstance(status, dict) or not {"updated", "line", "rounds", "history", "sites"} <= status.keys():
                 raise DataError(f"{path} is not a status of a federation")
+            try:
+                status_text(status)
+            except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
+                raise DataError(f"{path} is not a status of a federation") from error
             return status
     raise DataError(f"no {STATUS} in {folder}: no run has been started there")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -42,8 +43,12 @@ class Invitation:
         """Raises if a value is invalid."""
         check_site_name(self.site)
         host, _, port = self.server.rpartition(":")
-        if not host or not port.isdecimal():
+        if not re.fullmatch(r"[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]", host) or not re.fullmatch(r"[0-9]{1,5}", port):
             raise ValueError("server must be HOST:PORT")
+        if not 0 < int(port) < 2**16:
+            raise ValueError("the port of the server must be below 65536")
+        if not self.root.isascii():
+            raise ValueError("the root certificate must be PEM")
         x509.load_pem_x509_certificate(self.root.encode())
 
     @property

@@ -191,6 +191,7 @@ class SuperLinkServer:
 
     def __enter__(self) -> SuperLinkServer:
         self.state.mkdir(parents=True, exist_ok=True)
+        self.state.chmod(0o700)  # the database has the messages of sites
         files = self.credentials.check()
         arguments = ["--ssl-ca-certfile", str(files.root.resolve()), "--ssl-keyfile", str(files.key.resolve())]
         arguments += ["--ssl-certfile", str(files.certificate.resolve()), "--enable-supernode-auth"]

@@ -75,6 +75,8 @@ def read_recipe(message: Message, context: Context) -> FederatedRecipe:
             else "the site rehearses with simulated notes and takes no part in a real run"
         )
     policy = read_policy(context)
+    if recipe.kind != "heads" and (policy[RECORD_NOISE] or recipe.federation.privacy.record_noise):
+        raise FederationError(f"a federated {recipe.kind} has no federation.privacy.record_noise")
     for option, (name, value) in values.items():
         if not value >= (minimum := policy[option]):
             raise FederationError(f"the site policy demands {name} of at least {minimum:g}; got {value:g}")

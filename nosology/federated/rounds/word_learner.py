@@ -38,7 +38,7 @@ from nosology.federated.rounds.word_site import (
 )
 from nosology.models.dual_laat.dual_laat_trainer import description_words
 from nosology.models.neural import NeuralModel
-from nosology.text.tokens import words_of
+from nosology.text.tokens import benchmark_words, words_of
 from nosology.training.calibration import PlattScaling
 from nosology.training.examples import Examples
 
@@ -129,7 +129,9 @@ class WordLearner(FederatedLearner[WordSite, SharedWords]):
         minimum = self.recipe.federation.min_site_notes
         valid = isinstance(counts, dict) and len(counts) <= _MAX_WORDS
         valid = valid and all(type(n) is int and minimum <= n <= metadata.notes for n in counts.values())
-        return counts if valid else f"its words are not counts of {minimum} to {metadata.notes} patients"
+        if not valid:
+            return f"its words are not counts of {minimum} to {metadata.notes} patients"
+        return counts if all(_is_word(word) for word in counts) else "its words are not words of notes"
 
     def share_inputs(
         self, reports: Sequence[WordCounts], labels: LabelSpace, metadata: Mapping[str, SiteMetadata]
@@ -176,6 +178,11 @@ class WordLearner(FederatedLearner[WordSite, SharedWords]):
         recipe, inputs = self.recipe, setup.inputs
         vectors = torch.from_numpy(random_vectors(len(Vocabulary(inputs.words)), recipe.vectors.size, recipe.seed))
         return build_word_model(recipe, setup.labels, inputs, vectors, setup.label_counts)[0]
+
+
+def _is_word(word: str) -> bool:
+    """Whether reading a note can give this word."""
+    return word.isprintable() and [word] in (words_of(word), benchmark_words(word))
 
 
 def read_words(path: Path) -> Iterator[str]:

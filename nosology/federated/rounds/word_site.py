@@ -124,19 +124,20 @@ class WordSite:
         Patients are counted, not notes: the name of one patient may be in many notes. A note without a patient counts
         as one patient.
         """
-        total: Counter[str] = Counter()
-        train = self.examples["train"]
+        train, number_of = self.examples["train"], dict[str, int]()
+        found: dict[str, list[np.ndarray]] = defaultdict(list)  # by patient, the numbers of words; of all corpora
         for corpus in train.corpora:
-            cache, rows = word_cache(corpus, self.cleaning), defaultdict(list)
+            cache = word_cache(corpus, self.cleaning)
+            numbers = np.array([number_of.setdefault(word, len(number_of)) for word in cache.words], np.int64)
             for row, note in enumerate(corpus.notes(text=False)):
                 if train.keep(note):
-                    rows[note.patient or note.id].append(row)
-            counts = np.zeros(len(cache.words), np.int64)
-            for of_patient in rows.values():
-                ids = [cache.ids[cache.bounds[row] : cache.bounds[row + 1]] for row in of_patient]
-                counts[np.unique(np.concatenate(ids))] += 1
-            total.update({cache.words[word]: int(counts[word]) for word in np.flatnonzero(counts)})
-        return {word: count for word, count in sorted(total.items()) if count >= min_site_notes}
+                    ids = np.unique(cache.ids[cache.bounds[row] : cache.bounds[row + 1]])
+                    found[note.patient or note.id].append(numbers[ids])
+        counts = np.zeros(len(number_of), np.int64)
+        for of_patient in found.values():
+            counts[np.unique(np.concatenate(of_patient))] += 1
+        reported = ((word, int(counts[number])) for word, number in number_of.items())
+        return {word: count for word, count in sorted(reported) if count >= max(1, min_site_notes)}
 
     def configure(self, labels: LabelSpace, inputs: SharedWords) -> None:
         """Sets labels and words of the federation."""

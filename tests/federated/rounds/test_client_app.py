@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flwr.app import Context, Message, RecordDict
 
+from nosology.config import load_recipe
 from nosology.core import ConfigError
 from nosology.federated.deploy.credentials import create_site_key
 from nosology.federated.federation_settings import FederatedHeadsRecipe
@@ -65,6 +66,14 @@ def test_every_message_of_a_recipe_below_the_site_policy_is_refused(kind, policy
     grid = simulation_grid(sites(2))
     set_policy(grid, **policy)
     assert sentence in send(grid, kind, recipe("mlp", **federation).model_dump(mode="json")).error.reason
+
+
+@pytest.mark.parametrize("kind", ["caml", "laat", "dual_laat"])
+def test_nets_without_record_noise_do_not_pass_a_policy_that_demands_it(kind):
+    grid = simulation_grid(sites(2))
+    set_policy(grid, record_noise="1.0")
+    asked = load_recipe(kind, ["federation.privacy.record_noise=1.0"]).model_dump(mode="json")
+    assert send(grid, TRAIN, asked).error.reason == f"a federated {kind} has no federation.privacy.record_noise"
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-1", "much"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -150,6 +151,16 @@ def test_word_of_enough_patients_is_reported(corpus):
     assert min(site.word_counts(5).values()) == 5
 
 
+def test_patient_in_several_corpora_counts_once(tmp_path):
+    notes = [replace(note, split="train") for note in diagnoses(6)]
+    named = [replace(note, text=f"{note.text} {SECRET}", patient="p-secret") for note in notes]
+    corpora = [corpus_of(named[start : start + 2], tmp_path / str(start)) for start in (0, 2, 4)]
+    parts = {split: Examples(corpora, lambda note, split=split: note.split == split) for split in ("train", "dev")}
+    settings = recipe("caml")
+    site = WordSite("site-0", parts, settings.vectors.cleaning, 8, settings.labels)
+    assert site.word_counts(1)[SECRET] == 1
+
+
 def test_with_a_public_vocabulary_sites_report_no_word(corpus, tmp_path):
     (tmp_path / "words.txt").write_text("clinic\nStable\n")
     settings = recipe("caml", "federation.rounds=1", f"federation.vocabulary='{tmp_path / 'words.txt'}'")
@@ -270,7 +281,14 @@ def test_vectorized_engine_refuses_word_nets():
         VectorizedFederation.check(recipe("caml"))
 
 
-def test_invalid_words_are_refused(corpus, tmp_path):
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ({"clinic": 1000}, "its words are not counts of 2 to 12 patients"),
+        *(({word: 2}, "its words are not words of notes") for word in ("", "a\nb", "<pad>", "\ud800", "Clinic")),
+    ],
+)
+def test_invalid_words_are_refused(corpus, tmp_path, words, reason):
     settings = recipe("caml", "federation.rounds=1")
     grid = simulation_grid(sites_of(corpus, settings))
     app = grid.app
@@ -278,9 +296,9 @@ def test_invalid_words_are_refused(corpus, tmp_path):
     def lying(message, context):
         reply = app(message, context)
         if message.metadata.message_type == STATISTICS and context.node_config["site-name"] == "site-1":
-            reply.content["config"]["words"] = '{"clinic": 1000}'
+            reply.content["config"]["words"] = json.dumps(words)
         return reply
 
     grid.app = lying
     result = run(corpus, settings, tmp_path / "bundle", grid)
-    assert result.refused == {"site-1": "its words are not counts of 2 to 12 patients"}
+    assert result.refused == {"site-1": reason}
