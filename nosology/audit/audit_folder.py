@@ -36,7 +36,7 @@ class AuditFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             self.path.chmod(0o700)
         stored = self.path / SETTINGS
-        if stored.exists() and read_json(stored) != self._settings:
+        if (self.path / FINDINGS).exists() and _read_settings(stored) != self._settings:
             raise OutputError(f"{self.path} has an audit of other files or with other settings; give another folder")
         write_json(stored, self._settings)
         self.done = {record["id"] for record in self._repair()}
@@ -50,7 +50,10 @@ class AuditFolder:
         complete = content.rfind(b"\n") + 1
         if complete < len(content):
             os.truncate(path, complete)
-        return [json.loads(line) for line in content[:complete].splitlines()]
+        try:
+            return [json.loads(line) for line in content[:complete].splitlines()]
+        except ValueError as error:
+            raise OutputError(f"{path} is damaged; give another folder") from error
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Stores the record of an encounter."""
@@ -152,3 +155,11 @@ def _escaped(row: list[Any]) -> list[Any]:
     return [
         f"'{cell}" if isinstance(cell, str) and cell[:1] in ("=", "+", "-", "@", "\t", "\r") else cell for cell in row
     ]
+
+
+def _read_settings(path: Path) -> Any:
+    """The settings in a file; None if they cannot be read."""
+    try:
+        return read_json(path)
+    except (OSError, ValueError):
+        return None

@@ -174,7 +174,7 @@ class _SegmentsOfClaims:
             finished, self.claim, self._in_line = self.claim, None, False
         if name == "ST":
             self._start(segment)
-        elif name == "HL" and _value(segment, 3) != "23":  # 23: a patient who is not the subscriber
+        elif name == "HL":  # a subscriber, or a patient who is not the subscriber
             self._born, self._sex = None, ""
         elif name == "DMG" and self.claim is None:
             self._born, self._sex = _day(_value(segment, 2)), _value(segment, 3)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from nosology.audit.bill_statistics import BillStatistics
@@ -18,7 +19,7 @@ from nosology.models.stacked.stacker import Stacker
 
 CLASSIFIERS = {"unsupported": "foreign", "other_code": "sibling", "not_billed": "dropped"}
 """Kinds of findings with a classifier, and the planted errors that each learns to find."""
-MANIFEST, _WEIGHTS = "auditor.json", "auditor.safetensors"
+MANIFEST, WEIGHTS = "auditor.json", "auditor.safetensors"
 _LEAST_PROBABILITY, _MAX_CANDIDATES = 0.01, 60  # of a suggested code that may be missing
 
 
@@ -60,13 +61,13 @@ class SupportModel:
 
     def save(self, folder: str | Path) -> None:
         """Writes auditor.json and auditor.safetensors."""
-        with atomic_folder(folder, marker=MANIFEST, files=[_WEIGHTS]) as temporary:
+        with atomic_folder(folder, marker=MANIFEST, files=[WEIGHTS]) as temporary:
             arrays = {
                 f"{name}.{key}": np.ascontiguousarray(array)
                 for name, classifier in self.classifiers.items()
                 for key, array in classifier.arrays().items()
             }
-            (temporary / _WEIGHTS).write_bytes(save(arrays))
+            (temporary / WEIGHTS).write_bytes(save(arrays))
             described = {"features": FEATURES, "thresholds": self.thresholds, "coder": self.coder}
             write_json(temporary / MANIFEST, described | {"statistics": self.statistics.to_json()})
 
@@ -88,14 +89,14 @@ class SupportModel:
             stored: Mapping = read_json(path)
             if tuple(stored["features"]) != FEATURES:
                 raise BundleError(f"{path} is of another version of nosology: make it again with `nosology audit-fit`")
-            arrays = load_file(path.with_name(_WEIGHTS))
+            arrays = load_file(path.with_name(WEIGHTS))
             classifiers = {
                 name: Stacker.from_arrays({key.removeprefix(f"{name}."): array for key, array in arrays.items()})
                 for name in CLASSIFIERS
             }
             thresholds = {name: float(stored["thresholds"][name]) for name in CLASSIFIERS}
             return cls(BillStatistics.from_json(stored["statistics"]), classifiers, thresholds, stored["coder"])
-        except (ValueError, KeyError, TypeError, OSError) as error:
+        except (ValueError, KeyError, TypeError, OSError, SafetensorError) as error:
             raise BundleError(f"the auditor {folder} cannot be read: {type(error).__name__}") from error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -76,7 +77,7 @@ def audit(
     from nosology.audit.audit_input import read_audit_input, read_bills
     from nosology.audit.auditor import audit_on_ray, load_auditor
     from nosology.audit.encounter_audit import REFERENCES
-    from nosology.audit.support_model import MANIFEST
+    from nosology.audit.support_model import MANIFEST, WEIGHTS, coder_fingerprint
     from nosology.claims.drg_weights import load_drg_weights
     from nosology.core import __version__
     from nosology.core.files import sha256
@@ -92,15 +93,17 @@ def audit(
         raise DataError(f"no such notes file: {notes}")
     bills = read_bills(billed or notes, claim_id, has_notes=billed is None)
     weights = load_drg_weights(drg_weights or ())
-    if auditor and not (auditor / MANIFEST).is_file():
+    if auditor and not all((auditor / name).is_file() for name in (MANIFEST, WEIGHTS)):
         raise BundleError(f"{auditor} is no auditor: it holds no {MANIFEST} (make one with `nosology audit-fit`)")
+    if min_confidence is not None and not math.isfinite(min_confidence):
+        raise ConfigError("--min-confidence must be a number from 0 to 1")
     settings = {
         "package": f"nosology {__version__}",
         "notes": sha256(notes),
         "billed": sha256(billed or notes),
         "claim_id": claim_id,
-        "coder": str(coder),
-        "auditor": sha256(auditor / MANIFEST) if auditor else "",
+        "coder": coder_fingerprint(coder),
+        "auditor": [sha256(auditor / name) for name in (MANIFEST, WEIGHTS)] if auditor else [],
         "reference": reference,
         "min_confidence": min_confidence,
         "drg_weights": [sha256(path) for path in drg_weights or ()],

@@ -286,6 +286,7 @@ def select(
     from nosology.models.note_selection import (
         COSTS,
         SelectionWeights,
+        check_selection_file,
         select_notes,
         write_selected_corpus,
         write_selection,
@@ -294,7 +295,13 @@ def select(
     if cost not in COSTS:
         raise ConfigError(f"--cost must be one of {', '.join(COSTS)}; got {cost!r}")
     is_table = out.suffix.lower() == ".csv"
-    check_parent_folder(out) if is_table else check_corpus_folder(out)
+    if out.resolve() in {folder.resolve() for folder in (corpus, *(reviewed or ()))}:
+        raise ConfigError(f"--out must be another folder than the corpora that are read; got {out}")
+    if is_table:
+        check_parent_folder(out)
+        check_selection_file(out)
+    else:
+        check_corpus_folder(out)
     source, known = Corpus.open(corpus), [Corpus.open(folder) for folder in reviewed or ()]
     done = {note.id for other in known for note in other.notes(text=False)}
     candidates = (note for note in source.notes() if note.id not in done)

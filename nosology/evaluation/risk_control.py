@@ -10,14 +10,17 @@ assumed; the scores need not be probabilities.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Literal
 
 import numpy as np
 
 from nosology.core import Code, ConfigError
 
+_LEAST_RATE = 1e-5  # that some million notes can show
 PILOT = 10  # one note in this many sets the candidate thresholds and tests none
 CANDIDATES = 40
 FIRST = 3  # the first candidate has this many times the fewest notes that could be accepted, without any loss
@@ -100,10 +103,17 @@ def candidate_thresholds(scores: Sequence[float] | np.ndarray, first_share: floa
     return sorted({float(x) for x in np.quantile(scores, 1 - shares, method="lower")}, reverse=True)
 
 
-def fewest_notes(tolerated: float, *, bound: float = 1.0, delta: float = 0.05) -> int:
+def fewest_notes(tolerated: float, *, bound: float = 1.0, delta: float = 0.05, binary: bool = False) -> int:
     """The calibration notes that are needed at least, if none of them has any loss and all reach the threshold."""
-    tested = math.ceil(_fewest(tolerated / bound, delta))
-    return next(notes for notes in range(tested, 2 * tested + 2) if notes - notes // PILOT >= tested)
+    alpha = tolerated / bound
+    if not _LEAST_RATE <= alpha < 1:
+        raise ConfigError(f"the tolerated loss must be at least {_LEAST_RATE:g} of the bound, and below it")
+    tested = math.ceil(_fewest(alpha, delta))
+    if not binary:  # betting needs some more
+        sizes = range(tested, 2 * tested + 20)
+        tested += bisect_left(sizes, True, key=lambda size: risk_p_value(np.zeros(size), alpha, delta) <= delta)
+    first = max(tested, PILOT * tested // (PILOT - 1) - 2)
+    return next(notes for notes in count(first) if notes - notes // PILOT >= tested)
 
 
 def _fewest(alpha: float, delta: float) -> float:

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from pydantic import Field
 
-from nosology.core import ConfigError, DataError, Note
+from nosology.core import ConfigError, DataError, Note, OutputError
 from nosology.core.files import atomic_file
 from nosology.core.model import Model
 from nosology.core.settings import Settings
@@ -165,6 +165,15 @@ class _Selection:
             self._trained[item.codes] += item.probabilities
             self._seen[item.words] += 1
         return chosen
+
+
+def check_selection_file(path: Path) -> None:
+    """Raises OutputError if a file is there that is no selection."""
+    if path.exists():
+        with path.open(encoding="utf-8", errors="replace") as file:
+            first = file.readline().rstrip()
+        if first != ",".join(["order", *SelectedNote.__slots__]):
+            raise OutputError(f"{path} exists and is no selection of notes; give another file")
 
 
 def write_selection(chosen: Sequence[SelectedNote], path: Path) -> None:

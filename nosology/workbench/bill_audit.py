@@ -204,6 +204,6 @@ class BillAuditJob:
 def find_finding(connection: Connection, note_id: int, number: int) -> AuditedFinding:
     """A finding of an encounter; NotFound if it has been coded again meanwhile."""
     found = load_findings(connection, note_id)
-    if number >= len(found):
+    if not 0 <= number < len(found):
         raise NotFound("there is no such finding any more")
     return found[number]

@@ -26,6 +26,7 @@ from nosology.workbench.triage import TriageRule, count_notes, is_sampled, load_
 TriageLoss = Literal["errors", "not_exact", "drg"]
 LOSSES: tuple[TriageLoss, ...] = get_args(TriageLoss)
 MAX_ERRORS = 10  # more errors of one note count as this many
+MIN_TOLERATED = 0.001
 DELTA = 0.05  # for all calibrations of a coder together
 
 
@@ -42,8 +43,10 @@ class TriageGoal:
     def __post_init__(self) -> None:
         if self.loss not in LOSSES:
             raise ConfigError(f"the kind of error must be one of {', '.join(LOSSES)}; got {self.loss}")
-        if not 0 < self.tolerated < self.bound:
-            raise ConfigError(f"the tolerated error must lie between 0 and {self.bound:g}; got {self.tolerated:g}")
+        if not MIN_TOLERATED <= self.tolerated < self.bound:
+            raise ConfigError(
+                f"the tolerated error must lie between {MIN_TOLERATED:g} and {self.bound:g}; got {self.tolerated:g}"
+            )
 
     @property
     def bound(self) -> float:
@@ -153,7 +156,7 @@ def find_guarantee(reviewed: Sequence[ReviewedNote], goal: TriageGoal, number: i
     return {
         **{"loss": goal.loss, "tolerated": goal.tolerated, "threshold": found.threshold, "notes": len(notes)},
         **{"tested": found.tested, "passed": found.passed, "found": found.loss},
-        "fewest": fewest_notes(goal.tolerated, bound=goal.bound, delta=delta),
+        "fewest": fewest_notes(goal.tolerated, bound=goal.bound, delta=delta, binary=goal.loss != "errors"),
     }
 
 

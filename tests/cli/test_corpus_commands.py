@@ -93,3 +93,9 @@ def test_select_leaves_out_reviewed_notes_and_writes_a_table_or_a_corpus(notes, 
     assert [note.id for note in Corpus.open(tmp_path / "s").notes()] == chosen
     with pytest.raises(DataError, match="no note to select"):
         run("select", *options, "--reviewed", tmp_path / "c", "--out", tmp_path / "none.csv")
+    for folder in ("c", "done"):
+        with pytest.raises(ConfigError, match="must be another folder"):
+            run("select", *options, "--out", tmp_path / folder)
+    with pytest.raises(OutputError, match="is no selection"):
+        run("select", *options, "--out", notes)
+    assert run("select", *options, "--out", tmp_path / "chosen.csv").exit_code == 0  # a selection is replaced

@@ -123,13 +123,19 @@ def test_too_few_notes_let_nothing_pass():
     assert control_risk(np.ones(58), np.zeros(58), 0.05, binary=True, thresholds=[1.0]).threshold is None
 
 
+@pytest.mark.parametrize("binary", [True, False])
 @pytest.mark.parametrize(("tolerated", "delta"), [(0.05, 0.05), (0.1, 0.025), (0.3, 0.01)])
-def test_the_fewest_notes_without_a_loss_suffice_and_one_less_does_not(tolerated, delta):
-    fewest = fewest_notes(tolerated, delta=delta)
+def test_the_fewest_notes_without_a_loss_suffice_and_one_less_does_not(tolerated, delta, binary):
+    fewest = fewest_notes(tolerated, delta=delta, binary=binary)
     for notes, passes in ((fewest, True), (fewest - 1, False)):
-        found = control_risk(np.ones(notes), np.zeros(notes), tolerated, binary=True, delta=delta)
+        found = control_risk(np.ones(notes), np.zeros(notes), tolerated, binary=binary, delta=delta)
         assert (found.threshold is not None) == passes
-    assert fewest_notes(10 * tolerated, bound=10, delta=delta) == fewest
+    assert fewest_notes(10 * tolerated, bound=10, delta=delta, binary=binary) == fewest
+
+
+def test_fewest_notes_of_a_rate_that_nobody_can_show_are_refused():
+    with pytest.raises(ConfigError, match="at least 1e-05"):
+        fewest_notes(1e-17)
 
 
 def test_thresholds_are_rounded_before_they_are_tested():

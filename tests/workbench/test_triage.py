@@ -236,7 +236,7 @@ def test_losses_of_a_note():
 
 
 def test_goals_are_checked_and_put_in_words():
-    with pytest.raises(ConfigError, match="between 0 and 10; got 12"):
+    with pytest.raises(ConfigError, match="between 0.001 and 10; got 12"):
         TriageGoal("errors", 12)
     with pytest.raises(ConfigError, match="between 0 and 1; got 5"):
         TriageGoal("drg", 5)
