@@ -69,8 +69,9 @@ class AuditFolder:
 
     def finish(self, counts: Mapping[str, int]) -> dict[str, Any]:
         """The summary, after findings.csv, summary.json and index.html are written. counts: further numbers for it."""
-        records = list(self.records()) if self.done else []
-        summary = {**summarise(records), **counts}
+        stored = list(self.records()) if self.done else []
+        records = [record for record in stored if "error" not in record]
+        summary = {**summarise(records), "not_audited": len(stored) - len(records), **counts}
         with (
             atomic_file(self.path / "findings.csv") as temporary,
             temporary.open("w", encoding="utf-8", newline="") as file,

@@ -15,7 +15,7 @@ from nosology.audit.finding import BilledCode
 from nosology.audit.support_features import MAX_SUGGESTIONS
 from nosology.audit.support_model import SupportModel
 from nosology.claims.encounter import stated_fields
-from nosology.core import Code, ConfigError, DataError, Note
+from nosology.core import Code, ConfigError, Note
 from nosology.core.forked_processes import forked_map
 from nosology.core.parallel import cores
 from nosology.serving.coder import Coder
@@ -42,7 +42,7 @@ class Auditor:
     support: SupportModel | None = None
 
     def __call__(self, item: BilledEncounter) -> dict[str, Any]:
-        """The record of an encounter; DataError if one of its fields is wrong."""
+        """The record of an encounter; with an error in place of findings if one of its fields is wrong."""
         suggestions = next(self.coder.code_all([item.note], MAX_SUGGESTIONS if self.support else None))
         names = [billed.code.code for billed in item.bill.codes if billed.code.system == "icd10cm"]
         try:
@@ -58,7 +58,7 @@ class Auditor:
                 judgement=self.support.judge(item.note.text, names, suggestions) if self.support else None,
             )
         except ConfigError as error:  # a wrong field of the encounter
-            raise DataError(f"{item.where}: {error}") from error
+            return {"id": item.note.id, "coder": item.bill.coder, "error": f"{item.where}: {error}"}
         documents = {"documents": [{"id": name, "start": at} for name, at in item.documents]} if item.documents else {}
         return result.to_json() | {"coder": item.bill.coder} | documents
 
@@ -79,8 +79,6 @@ def audit_on_ray(
     from nosology.serving.ray_engine import map_on_ray
 
     for row in map_on_ray(map(_row, items), RayAuditor, (options,), workers=workers, address=address):
-        if row["error"]:
-            raise DataError(row["error"])
         yield json.loads(row["record"])
 
 
@@ -91,16 +89,9 @@ class RayAuditor:
         self.auditor = load_auditor(**options)
 
     def __call__(self, block: dict[str, Any]) -> dict[str, list[str]]:
-        """The records of a block; an encounter with a wrong field has an error in its place."""
-        records, errors = [], []
-        for row in block["encounter"]:
-            try:
-                records.append(json.dumps(self.auditor(_encounter(row)), ensure_ascii=False))
-                errors.append("")
-            except DataError as error:
-                records.append("")
-                errors.append(str(error))
-        return {"record": records, "error": errors}
+        """The records of a block."""
+        records = (self.auditor(_encounter(row)) for row in block["encounter"])
+        return {"record": [json.dumps(record, ensure_ascii=False) for record in records]}
 
 
 def load_auditor(

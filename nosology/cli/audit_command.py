@@ -73,7 +73,7 @@ def audit(
 
     A notes file may have the columns encounter, setting, date, sex, age, admitted, discharged, role and disposition.
     """
-    from nosology.audit.audit_folder import AuditFolder
+    from nosology.audit.audit_folder import FINDINGS, AuditFolder
     from nosology.audit.audit_input import read_audit_input, read_bills
     from nosology.audit.auditor import audit_on_ray, load_auditor
     from nosology.audit.encounter_audit import REFERENCES
@@ -126,6 +126,8 @@ def audit(
     summary = folder.finish(given.counts)
     found = sum(summary["kinds"].values())
     typer.echo(f"{summary['encounters']:,} encounters, {found:,} findings: {out / 'index.html'}")
+    if failed := summary["not_audited"]:
+        typer.echo(f"caution: {failed:,} encounters could not be audited: see error in {out / FINDINGS}", err=True)
     for name, number in given.counts.items():
         if number:
             typer.echo(f"caution: {number:,} {name.replace('_', ' ')}", err=True)

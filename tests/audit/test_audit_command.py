@@ -137,8 +137,9 @@ def test_an_encounter_with_a_wrong_field_is_an_error_in_a_ray_worker(many):
     wrong = replace(item, note=replace(item.note, extra={"setting": "home"}))
     worker = RayAuditor({"bundle": "day-one", "reference": "claim", "min_confidence": 0.5, "weights": {}})
     rows = worker({"encounter": [_row(item)["encounter"], _row(wrong)["encounter"]]})
-    assert json.loads(rows["record"][0])["id"] == "e0" and rows["error"][0] == ""
-    assert rows["record"][1] == "" and "note 1: setting must be one of" in rows["error"][1]
+    first, second = map(json.loads, rows["record"])
+    assert first["id"] == "e0" and "error" not in first
+    assert "findings" not in second and "note 1: setting must be one of" in second["error"]
 
 
 def test_rows_of_an_encounter_are_joined(run, tmp_path):
@@ -211,7 +212,10 @@ def test_refused_inputs_show_no_text(run, inputs):
     right = notes.read_text("utf-8")
     notes.write_text(right.replace('"outpatient"', '"home"'), encoding="utf-8")
     code, _, err = run(*options(*inputs))
-    assert code == 1 and "note 2: setting must be one of" in err
+    assert code == 0 and "caution: 1 encounters could not be audited" in err  # the others are
+    summary = json.loads((inputs[2] / "summary.json").read_text("utf-8"))
+    assert summary["not_audited"] == 1 and summary["encounters"] >= 1
+    assert "note 2: setting must be one of" in (inputs[2] / "findings.jsonl").read_text("utf-8")
     notes.write_text(right, encoding="utf-8")
     inputs[2].rename(inputs[2].with_name("first"))
     notes.write_text("\n".join([notes.read_text("utf-8")] * 2), encoding="utf-8")

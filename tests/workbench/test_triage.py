@@ -236,9 +236,9 @@ def test_losses_of_a_note():
 
 
 def test_goals_are_checked_and_put_in_words():
-    with pytest.raises(ConfigError, match="between 0.001 and 10; got 12"):
+    with pytest.raises(ConfigError, match=r"between 0\.001 and 10; got 12"):
         TriageGoal("errors", 12)
-    with pytest.raises(ConfigError, match="between 0 and 1; got 5"):
+    with pytest.raises(ConfigError, match=r"between 0\.001 and 1; got 5"):
         TriageGoal("drg", 5)
     assert TriageGoal("drg", 0.05).words == "at most 5 in 100 encounters with another DRG"
     assert TriageGoal("errors", 0.5).words.startswith("at most 0.5 wrong or missing codes per encounter")
