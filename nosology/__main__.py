@@ -1,20 +1,34 @@
 """The command `nosology`, also as `python -m nosology`."""
 
 import os
+import signal
 import sys
 import warnings
+
+_INTERRUPTED = "nosology: interrupted; no incomplete output was left behind"
 
 
 def main() -> None:
     """Runs the command line. Ctrl-C while its modules are imported exits with 130, as later."""
     _allow_warnings()
-    try:
-        from nosology.cli import main as run
+    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_default:  # a KeyboardInterrupt in a callback of an import would be ignored
+        signal.signal(signal.SIGINT, _exit_interrupted)
+    from nosology.cli import main as run
 
+    if is_default:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
         run()
     except KeyboardInterrupt:
-        print("nosology: interrupted; no incomplete output was left behind", file=sys.stderr)
+        print(_INTERRUPTED, file=sys.stderr)
         sys.exit(130)
+
+
+def _exit_interrupted(*_: object) -> None:
+    """Ends the process at once: nothing has been written yet."""
+    os.write(2, f"{_INTERRUPTED}\n".encode())
+    os._exit(130)
 
 
 def _allow_warnings() -> None:
