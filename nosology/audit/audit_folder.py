@@ -18,7 +18,15 @@ from nosology.audit.audit_page import audit_page
 from nosology.audit.finding import KINDS
 from nosology.codes import table
 from nosology.core import OutputError
-from nosology.core.files import atomic_file, check_results_folder, output_errors, private_file, read_json, write_json
+from nosology.core.files import (
+    atomic_file,
+    check_results_folder,
+    escape_formula,
+    output_errors,
+    private_file,
+    read_json,
+    write_json,
+)
 
 FINDINGS, SETTINGS = "findings.jsonl", "audit.json"
 COLUMNS = ("id", "coder", "kind", "system", "code", "instead", "confidence", "reason", "rule", "evidence")
@@ -78,7 +86,7 @@ class AuditFolder:
         ):
             writer = csv.writer(file)
             writer.writerow(COLUMNS)
-            writer.writerows(_escaped(row) for record in records for row in _rows(record))
+            writer.writerows(map(escape_formula, row) for record in records for row in _rows(record))
         write_json(self.path / "summary.json", summary)
         with atomic_file(self.path / "index.html") as temporary:
             temporary.write_text(audit_page(summary, records), encoding="utf-8")
@@ -149,13 +157,6 @@ def _rows(record: Mapping[str, Any]) -> Iterator[list[Any]]:
 def _document(record: Mapping[str, Any], start: int) -> str:
     """The id of the document with a character; "" if the encounter has one text."""
     return next((it["id"] for it in reversed(record.get("documents", ())) if it["start"] <= start), "")
-
-
-def _escaped(row: list[Any]) -> list[Any]:
-    """The cells in a form that a spreadsheet does not read as formulas."""
-    return [
-        f"'{cell}" if isinstance(cell, str) and cell[:1] in ("=", "+", "-", "@", "\t", "\r") else cell for cell in row
-    ]
 
 
 def _read_settings(path: Path) -> Any:

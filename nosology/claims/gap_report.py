@@ -12,7 +12,7 @@ from typing import Any
 
 from nosology.claims.documentation_gaps import KINDS
 from nosology.claims.gap_ranking import EffectRange, EncounterGap, RankedGap, likely_change
-from nosology.core.files import atomic_folder, write_json
+from nosology.core.files import atomic_folder, escape_formula, write_json
 
 MARKER = "gaps.json"
 FILES = ("ranked.csv", "encounters.csv", "index.html")
@@ -72,12 +72,7 @@ def _write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(columns)
-        writer.writerows([_as_text(cell) for cell in row] for row in rows)
-
-
-def _as_text(cell: Any) -> Any:
-    """The cell in a form that a spreadsheet does not read as a formula."""
-    return f"'{cell}" if isinstance(cell, str) and cell[:1] in ("=", "+", "-", "@", "\t", "\r") else cell
+        writer.writerows(map(escape_formula, row) for row in rows)
 
 
 def gap_page(ranked: Sequence[RankedGap], found: Sequence[EncounterGap], summary: Mapping[str, Any]) -> str:

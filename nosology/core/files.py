@@ -310,3 +310,8 @@ def cache_folder() -> Path:
     if root:
         return Path(root)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nosology"
+
+
+def escape_formula(cell: Any) -> Any:
+    """A cell of a CSV file that a spreadsheet does not read as a formula."""
+    return f"'{cell}" if isinstance(cell, str) and cell[:1] in ("=", "+", "-", "@", "\t", "\r") else cell

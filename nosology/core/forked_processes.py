@@ -5,9 +5,10 @@ from __future__ import annotations
 import signal
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
 from itertools import chain, islice
 from multiprocessing import get_context
 from typing import Any, TypeVar
@@ -72,7 +73,7 @@ def _compute(function: Callable[[Any], Any], items: list[Any]) -> _Block:
 
 def _computed(
     pool: ProcessPoolExecutor, blocks: Iterable[_Block], limit: int
-) -> Iterator[tuple[_Block, Exception | None]]:
+) -> Generator[tuple[_Block, Exception | None], None, None]:
     """The results of each block and the error in reading it; at most `limit` blocks are in memory."""
     waiting: deque[tuple[Future[_Block], Exception | None]] = deque()
     try:
@@ -92,12 +93,13 @@ def _computed(
         pool.shutdown(cancel_futures=True)
 
 
-def _results(computed: Iterable[tuple[_Block, Exception | None]]) -> Iterator[Any]:
-    """The results one by one; raises the errors in their places."""
-    for (results, error), failed_reading in computed:
-        yield from results
-        if raised := error or failed_reading:
-            raise raised
+def _results(computed: Generator[tuple[_Block, Exception | None], None, None]) -> Iterator[Any]:
+    """The results one by one; raises the errors in their places, after the processes have ended."""
+    with closing(computed):
+        for (results, error), failed_reading in computed:
+            yield from results
+            if raised := error or failed_reading:
+                raise raised
 
 
 _function: Callable[[Any], Any] | None = None  # of a forked process

@@ -18,6 +18,7 @@ from nosology.claims.encounter_values import DISPOSITIONS, iso_date
 from nosology.claims.fhir_documents import DISPOSITION_CODES
 from nosology.codes import describe, release_on
 from nosology.core import Code, CodeError, Evidence, Note, __version__
+from nosology.core.files import escape_formula
 from nosology.text.borders import join_documents
 from nosology.workbench.audit_log import log_command_reads
 from nosology.workbench.blind_access import open_originals
@@ -188,12 +189,7 @@ def csv_rows(case: Case) -> list[list[Any]]:
     """The values of CSV_COLUMNS for each code."""
     shared = {"note": case.note["ref"], "patient": case.note["patient"], "status": case.review.status}
     rows = ([({**row, **shared})[column] for column in CSV_COLUMNS] for row in _codes(case))
-    return [["" if value is None else _escape_formula(value) for value in row] for row in rows]
-
-
-def _escape_formula(value: Any) -> Any:
-    """A cell that a spreadsheet does not read as a formula."""
-    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
+    return [["" if value is None else escape_formula(value) for value in row] for row in rows]
 
 
 def to_fhir(case: Case, history: Sequence[RowMapping]) -> dict[str, Any]:
