@@ -30,7 +30,8 @@ def claim(text: str, coder: Coder | str | Path = "day-one", *, system: str = "ic
     if system == "icd10pcs":  # read from the text; no coder is needed
         return build_claim("", text, (), encounter, system=system)
     loaded = Coder.for_claims(coder) if isinstance(coder, str | Path) else coder
-    return build_claim("", text, loaded.code(text), encounter, system=system)
+    chooser = getattr(loaded.model, "siblings", None)  # a lexicon has one
+    return build_claim("", text, loaded.code(text), encounter, system=system, chooser=chooser)
 
 
 __all__ = ["__version__", "claim", "load"]

@@ -31,6 +31,15 @@ def load_recipe(name: str, overrides: Iterable[str] = ()) -> Recipe:
     return check(_with_part_recipes(override(read_values(name), overrides), name), name)
 
 
+def load_federated_recipe(name: str, overrides: Iterable[str] = ()) -> Recipe:
+    """As `load_recipe`; a recipe of a kind that can be federated has the table [federation]."""
+    from nosology.federated.federation_settings import FEDERATED_KINDS
+
+    values = override(read_values(name), overrides)
+    kind = FEDERATED_KINDS.get(values.get("kind"))
+    return checked(kind, values, name) if kind else load_recipe(name, overrides)
+
+
 def read_values(name: str) -> dict[str, Any]:
     """The values of a built-in recipe or a TOML file."""
     path = files("nosology") / "recipes" / f"{name}.toml" if name in built_in() else Path(name)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nosology.cli.coder_commands import Overrides, open_bundle
-from nosology.core import ConfigError
+from nosology.cli.coder_commands import Overrides, caution_missing, open_bundle
+from nosology.core import ConfigError, __version__
 
 if TYPE_CHECKING:
     from nosology.models.compare import Variant
@@ -52,6 +52,7 @@ def evaluate(
     if tune and any(setting.startswith("decision.threshold") for setting in settings):
         raise ConfigError("either --tune finds the threshold or --set decision.threshold gives it, not both")
     loaded, _ = open_bundle(bundle, settings)
+    caution_missing(loaded)
     measured = measure(loaded, Corpus.open(corpus), split, out, systems=system, codes=codes, tune=tune)
     _print_metrics(measured.evaluation.metrics)
     for caution in measured.cautions:
@@ -135,18 +136,26 @@ def probe(
     out: Annotated[Path, typer.Option(help="The JSON file to write.")],
     cache: Annotated[Path | None, typer.Option(help="A folder of vectors of `nosology embed`.")] = None,
     notes: Annotated[int, typer.Option(min=20, help="Largest number of seen and of unseen notes.")] = 2000,
+    html: Annotated[Path | None, typer.Option(help="Also write a page with plots to this file.")] = None,
 ) -> None:
     """Guess which notes a coder was trained on: a membership-inference attack."""
     from nosology.core.files import check_json_output, check_results_folder, write_json
     from nosology.corpora.corpus import Corpus
     from nosology.federated.privacy.membership import probe_bundle
+    from nosology.federated.privacy.probe_page import check_probe_page, write_probe_page
     from nosology.models.bundle import Bundle
 
+    if html is not None:
+        check_probe_page(html)
     check_json_output(out, keys={"attacks", "strongest", "sentence"})
     if cache is not None:
         check_results_folder(cache)
-    report, cautions = probe_bundle(Bundle.load(bundle), Corpus.open(corpus), cache, notes)
+    loaded, opened = Bundle.load(bundle), Corpus.open(corpus)
+    report, cautions = probe_bundle(loaded, opened, cache, notes)
     write_json(out, report.to_json() | {"bundle": str(bundle), "cautions": cautions})
+    if html is not None:
+        sources = {"bundle": bundle, "corpus": corpus, "hash of the corpus": opened.hash, "nosology": __version__}
+        write_probe_page(html, report, cautions, sources)
     typer.echo(f"{'attack':<26}{'AUC':>7}  {'95% interval':<16}  seen notes found at 1% false alarms")
     rows = report.attacks | ({"control: dev against test": report.control} if report.control else {})
     for name, attack in rows.items():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from nosology.cli.coder_commands import Overrides
+from nosology.cli.coder_commands import Overrides, caution_missing
 from nosology.cli.command_group import CommandGroup, recipe_names
 from nosology.core import ConfigError, FederationError
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 app = CommandGroup("Train one coder at several hospitals; no note leaves its hospital.")
 
-_KINDS = ("heads", "caml", "laat", "dual_laat")  # as FEDERATED_KINDS, which --help must not import
+_KINDS = ("heads", "caml", "laat", "dual_laat", "hmhan", "linear", "lexicon")  # FEDERATED_KINDS is slow to import
 Recipe = Annotated[
     str, typer.Argument(help=f"A recipe, a TOML file or built in: {', '.join(map(recipe_names, _KINDS))}.")
 ]
@@ -92,6 +92,7 @@ def show_bundle(out: Path, bundle: Bundle) -> None:
         typer.echo(f"caution: {site} was excluded: {reason}", err=True)
     if not report["dev_codes"]:
         typer.echo("caution: no coded dev notes: probabilities and threshold are not tuned", err=True)
+    caution_missing(bundle)
     for name in _SHOWN if "test" in report else ():
         value = report["test"][name]
         typer.echo(f"{name + ' (test)':<28}{'undefined' if value is None else f'{value:.4f}':>10}")
@@ -191,6 +192,20 @@ def site(
         float, typer.Option(min=0, help="Refuse recipes with less federation.privacy.record_noise.")
     ] = 0.0,
     min_notes: Annotated[int, typer.Option(min=1, help="Refuse recipes with less federation.min_site_notes.")] = 10,
+    kind: Annotated[
+        list[str], typer.Option(help="A kind of recipe that is permitted; may be repeated; default: that of --recipe.")
+    ] = [],  # noqa: B006
+    words: Annotated[
+        bool, typer.Option("--words", help="Permit that words of notes are reported, with their numbers of patients.")
+    ] = False,
+    epsilon: Annotated[
+        float,
+        typer.Option(min=0, help="Refuse rounds that would exceed this epsilon of a note, over all runs; 0: none."),
+    ] = 0.0,
+    delta: Annotated[float, typer.Option(min=1e-300, max=0.999, help="The delta of --epsilon.")] = 1e-5,
+    ledger: Annotated[
+        Path | None, typer.Option(help="The file that records all runs of the notes; default: NAME.budget by the key.")
+    ] = None,
     codes: Annotated[
         Path | None,
         typer.Option(
@@ -226,9 +241,15 @@ def site(
         "secure-sites": str(secure_sites),
         "record-noise": str(record_noise),
         "min-notes": str(min_notes),
+        "kinds": ",".join(kind or [checked.kind]),
+        "words": "yes" if words else "no",
+        "epsilon": str(epsilon),
+        "delta": str(delta),
+        "ledger": str((ledger or key.with_suffix(".budget")).resolve()),
         "rehearsal": "yes" if rehearsal else "",
         "secure-key": str(key.resolve()) if peers else "",
         "secure-peers": str(peers.resolve()) if peers else "",
+        "personal": str(key.resolve().parent / "personal"),
     }
     _serve_site(credentials, node_config, checked)
 
@@ -240,11 +261,13 @@ def _serve_site(credentials: SiteCredentials, node_config: dict[str, str], recip
     from nosology.federated.deploy.deploy_site import serve_site
     from nosology.federated.deploy.flower_process import interrupt_on_signals
     from nosology.federated.rounds.client_app import app as client_app
-    from nosology.federated.rounds.client_app import open_site, read_policy, read_signatures
+    from nosology.federated.rounds.client_app import open_site, read_signatures
     from nosology.federated.rounds.learner import learner_of
+    from nosology.federated.rounds.site_policy import read_kinds, read_policy
 
     context = Context(0, 0, {**node_config}, RecordDict(), {})
     read_policy(context)
+    read_kinds(context)
     read_signatures(context)
     opened = open_site(context, recipe)
     counts = ", ".join(f"{size:,} {split}" for split, size in opened.sizes.items())
@@ -272,12 +295,14 @@ def run(
     from nosology.federated.deploy.certificate_expiry import expiry_warning, finished_bundle, server_certificate_end
     from nosology.federated.deploy.flower_process import interrupt_on_signals
     from nosology.federated.deploy.superlink import follow_run
+    from nosology.federated.rounds.learner import learner_of
     from nosology.models.bundle import Bundle, check_bundle_folder
 
     check_bundle_folder(out)
     federation, end = checked.federation, server_certificate_end(server, root)
-    limit = f"and {federation.rounds} rounds of up to {federation.timeout:g} s may take longer"
-    if warning := expiry_warning(end, federation.rounds * federation.timeout, limit):
+    rounds = learner_of(checked).rounds
+    limit = f"and {rounds} rounds of up to {federation.timeout:g} s may take longer"
+    if warning := expiry_warning(end, rounds * federation.timeout, limit):
         typer.echo(warning, err=True)
     config = {"recipe": checked.model_dump_json(), "out": str(out.resolve()), "certificate-end": str(end)}
     started = time.time()
@@ -296,13 +321,30 @@ def run(
         f"{out}: {bundle.model.kind} coder, {len(bundle.model.labels):,} codes, {len(sites)} sites,"
         f" threshold {bundle.decision.threshold:.3f}"
     )
+    caution_missing(bundle)
+
+
+@app.command()
+def complete(
+    bundle: Annotated[Path, typer.Argument(help="The bundle of the server, of a run with federation.personal.")],
+    personal: Annotated[Path, typer.Option(help="The folder of the site's personal layers, next to its key.")],
+    out: Annotated[Path, typer.Option(help="The bundle folder to write.")],
+) -> None:
+    """Add the personal layers of this site to the bundle of the server."""
+    from nosology.federated.rounds.personal_layers import complete_bundle
+    from nosology.models.bundle import Bundle, check_bundle_folder
+
+    check_bundle_folder(out)
+    completed = complete_bundle(Bundle.load(bundle), personal)
+    completed.save(out)
+    typer.echo(f"{out}: {completed.model.kind} coder with the personal layers of {personal}")
 
 
 def _load_federated(recipe: str, settings: list[str]) -> FederatedRecipe:
-    from nosology.config import load_recipe
+    from nosology.config import load_federated_recipe
     from nosology.federated.federation_settings import FEDERATED_KINDS, FederatedRecipe
 
-    checked = load_recipe(recipe, settings)
+    checked = load_federated_recipe(recipe, settings)
     if not isinstance(checked, FederatedRecipe):
         raise ConfigError(f"recipe must be of kind {', '.join(FEDERATED_KINDS)}; got {checked.kind}")
     return checked

@@ -1,9 +1,10 @@
-"""nosology federate init, join, admit, start, rehearse, status: a federation from two files per site."""
+"""nosology federate init, join, admit, start, rehearse, budget, status: a federation from two files per site."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +13,9 @@ from nosology.cli.coder_commands import Overrides
 from nosology.cli.command_group import refuse_unused
 from nosology.cli.federate import app, check_installed
 from nosology.core import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from nosology.federated.deploy.federation_folder import SiteSettings
 
 Folder = Annotated[Path, typer.Argument(help="The folder of `nosology federate init` or `join`.")]
 
@@ -106,6 +110,11 @@ def _start_server(folder: Path) -> None:
     federate.server(folder / "credentials", folder / "sites", folder / "state", settings.port, settings.listen)
 
 
+def ledger_path(folder: Path, settings: SiteSettings) -> Path:
+    """The privacy ledger of a site."""
+    return folder / (settings.ledger or f"{settings.name}.budget")
+
+
 def start_site(folder: Path, rehearsal: Path | None = None) -> None:
     """Runs the site of a folder. rehearsal: a folder with a corpus of simulated notes and its cache, used instead."""
     from nosology.federated.deploy.federation_folder import SiteSettings, read_settings
@@ -131,6 +140,11 @@ def start_site(folder: Path, rehearsal: Path | None = None) -> None:
         secure_sites=settings.secure_sites,
         record_noise=settings.record_noise,
         min_notes=settings.min_notes,
+        kind=settings.kinds,
+        words=settings.words,
+        epsilon=settings.epsilon,
+        delta=settings.delta,
+        ledger=ledger_path(folder, settings) if rehearsal is None else rehearsal / "rehearsal.budget",
         codes=folder / settings.codes if settings.codes and rehearsal is None else None,
         peers=folder / settings.peers if settings.peers else None,
         rehearsal=rehearsal is not None,
@@ -148,6 +162,7 @@ def rehearse(
     check_installed()
     from nosology.federated.deploy.federation_folder import SITE, ServerSettings, SiteSettings, read_settings
     from nosology.federated.deploy.rehearsal import rehearsal_settings, write_rehearsal_corpus
+    from nosology.federated.deploy.superlink import local_address
 
     out = folder / "rehearsal"
     if (folder / SITE).exists():
@@ -155,15 +170,43 @@ def rehearse(
         name = read_settings(SiteSettings, folder).name
         typer.echo(f"{name}: rehearsal with {patients} simulated patients; your own notes are not read")
         write_rehearsal_corpus(name, patients, out / "corpus")
+        (out / "rehearsal.budget").unlink(missing_ok=True)  # simulated notes need no memory
         start_site(folder, out)
         return
     refuse_unused(("patients",), "on the server")
     server = read_settings(ServerSettings, folder)
     admitted = len(list((folder / "sites").glob("*.pub")))
-    overrides = [*rehearsal_settings(admitted, rounds), *settings]
-    address = f"localhost:{server.port}"
-    federate.run("heads-mlp", folder / "credentials" / "root.pem", out / "bundle", address, overrides)
+    if not admitted:
+        raise ConfigError(f"no site is accepted yet: run `nosology federate admit {folder} NAME.reply`")
+    overrides = [*server.settings, *rehearsal_settings(admitted, rounds), *settings]
+    address = local_address(server.listen, server.port)
+    federate.run(server.recipe, folder / "credentials" / "root.pem", out / "bundle", address, overrides)
     typer.echo(f"the rehearsal is complete: {admitted} sites were connected and trained; the coder is of no use")
+
+
+@app.command()
+def budget(
+    folder: Annotated[Path, typer.Argument(help="The folder of a site, or its ledger file NAME.budget.")],
+    delta: Annotated[float | None, typer.Option(min=1e-300, max=0.999, help="Default: that of site.toml.")] = None,
+) -> None:
+    """Show how much privacy budget the train notes of a site have spent, over all runs; run it at the site."""
+    check_installed()
+    from nosology.federated.deploy.federation_folder import SITE, SiteSettings, read_settings
+    from nosology.federated.privacy.budget_ledger import BudgetLedger
+
+    limit, path = 0.0, folder
+    if (folder / SITE).exists():
+        settings = read_settings(SiteSettings, folder)
+        limit, delta, path = settings.epsilon, delta or settings.delta, ledger_path(folder, settings)
+    if not path.is_file():
+        raise DataError(f"{path} does not exist: the site has trained in no run")
+    ledger = BudgetLedger(path, limit, delta or 1e-5)
+    typer.echo(f"{'notes':>10}{'rounds':>10}  epsilon at delta {ledger.delta:g}")
+    for notes, rounds, spent in ledger.spent():
+        typer.echo(
+            f"{notes:>10,}{rounds:>10,}  {'none: trained without noise' if spent == math.inf else f'{spent:.3f}'}"
+        )
+    typer.echo(f"limit of the site: {f'{limit:g}' if limit else 'none'}")
 
 
 @app.command()

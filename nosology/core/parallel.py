@@ -6,6 +6,7 @@ import fcntl
 import os
 import signal
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import parent_process
 from typing import Any, TypeVar
@@ -36,6 +37,9 @@ def parallel_map(function: Callable[..., R], arguments: Sequence[tuple[Any, ...]
         return
     from joblib import Parallel, delayed
 
+    # joblib starts a new process for one that was idle for long. Where warnings are errors, its thread would end, and
+    # this call would wait forever.
+    warnings.filterwarnings("ignore", "A worker stopped while some jobs were given to the executor", UserWarning)
     with Parallel(n_jobs=min(workers, len(arguments)), return_as="generator") as pool:
         yield from pool(delayed(function)(*items) for items in arguments)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from typing import TYPE_CHECKING
 
@@ -80,6 +80,34 @@ def chapter_bars(rows: Sequence[Row]) -> bytes:
     axes.set(xlim=(0, 1), ylim=(-0.6, max(0, len(rows) - 1) + 0.6))
     axes.grid(axis="y", visible=False)
     axes.legend(frameon=False, loc="lower right")
+    return _png(figure)
+
+
+def roc_curves(scores: Mapping[str, tuple[np.ndarray, np.ndarray]], least: float = 1e-3) -> bytes:
+    """True against false positive rates of attacks, with logarithmic axes from `least`; the dashed line is chance.
+
+    scores: by name, of positives (N,) and negatives (M,).
+    """
+    figure, axes = _axes("false positive rate", "true positive rate")
+    axes.plot([least, 1], [least, 1], "--", color=INK, lw=1, alpha=0.5)
+    for (name, (positive, negative)), color in zip(scores.items(), (BLUE, ORANGE, "#2f8f5b", "#8250a8"), strict=False):
+        thresholds = np.unique(np.concatenate([positive, negative]))[::-1]
+        rates = [1 - np.searchsorted(np.sort(part), thresholds, "left") / len(part) for part in (negative, positive)]
+        axes.plot(*(np.maximum(rate, least) for rate in rates), color=color, lw=2, label=name)
+    axes.set(xscale="log", yscale="log", xlim=(least, 1), ylim=(least, 1.05))
+    axes.legend(frameon=False, loc="lower right")
+    return _png(figure)
+
+
+def two_histograms(names: tuple[str, str], values: tuple[np.ndarray, np.ndarray], xlabel: str) -> bytes:
+    """The shares of two groups of values in common bins; the largest one percent is in the last bin."""
+    figure, axes = _axes(xlabel, "share of notes")
+    both = np.concatenate(values)
+    edges = np.linspace(both.min(), max(np.quantile(both, 0.99), both.min() + 1e-9), 31)
+    for name, part, color in zip(names, values, (BLUE, ORANGE)):
+        shares = np.histogram(np.minimum(part, edges[-1]), edges)[0] / len(part)
+        axes.stairs(shares, edges, color=color, lw=2, label=name)
+    axes.legend(frameon=False)
     return _png(figure)
 
 

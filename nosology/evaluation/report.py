@@ -148,16 +148,21 @@ def _write_csv(path: Path, rows: Sequence[Row]) -> None:
 
 def _page(title: str, metrics: Metrics, pictures: Pictures, tables: Tables, provenance: Mapping[str, Any]) -> str:
     """The page index.html."""
-    sections = {heading: _section(heading, text, _image(heading, png)) for heading, (text, png) in pictures.items()}
+    sections = {heading: section(heading, text, image(heading, png)) for heading, (text, png) in pictures.items()}
     chapters = sections.pop("Chapters")
     body = [_tiles(metrics), f'<div class="pair">{"".join(sections.values())}</div>']
-    body += [_section("All metrics", "With 95% bootstrap intervals over notes.", _metrics_table(metrics)), chapters]
-    body += [_section(heading, text, _rows_table(rows)) for heading, (text, rows) in tables.items() if rows]
+    body += [section("All metrics", "With 95% bootstrap intervals over notes.", _metrics_table(metrics)), chapters]
+    body += [section(heading, text, rows_table(rows)) for heading, (text, rows) in tables.items() if rows]
     if provenance:
         rows = (f"<tr><td class='name'>{escape(k)}</td><td>{escape(v)}</td></tr>" for k, v in _flatten(provenance))
-        body.append(_section("Provenance", "", f"<table>{''.join(rows)}</table>"))
+        body.append(section("Provenance", "", f"<table>{''.join(rows)}</table>"))
+    return html_page(title, _summary(metrics), body)
+
+
+def html_page(title: str, summary: str, body: Iterable[str]) -> str:
+    """A page in the style of reports, without scripts; body: parts in HTML."""
     template = Template(_read_file("report.html"))
-    return template.substitute(title=escape(title), summary=escape(_summary(metrics)), body="\n".join(body))
+    return template.substitute(title=escape(title), summary=escape(summary), body="\n".join(body))
 
 
 def _read_file(name: str) -> str:
@@ -197,7 +202,8 @@ def _metrics_table(metrics: Metrics) -> str:
     return f"<table>{''.join(rows)}</table>"
 
 
-def _rows_table(rows: Sequence[Row]) -> str:
+def rows_table(rows: Sequence[Row]) -> str:
+    """Rows as an HTML table; numbers are aligned to the right."""
     style = {
         name: " class=n" if all(isinstance(row[name], int | float | None) for row in rows) else "" for name in rows[0]
     }
@@ -206,12 +212,14 @@ def _rows_table(rows: Sequence[Row]) -> str:
     return f"<div class='scroll'><table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table></div>"
 
 
-def _image(heading: str, png: bytes) -> str:
+def image(heading: str, png: bytes) -> str:
+    """A PNG inside the HTML."""
     source = base64.b64encode(png).decode()
     return f'<figure><img alt="{escape(heading)}" src="data:image/png;base64,{source}"></figure>'
 
 
-def _section(heading: str, explanation: str, body: str) -> str:
+def section(heading: str, explanation: str, body: str) -> str:
+    """A part of a page with a heading; body: HTML."""
     note = f'<p class="note">{escape(explanation)}</p>' if explanation else ""
     return f"<section><h2>{escape(heading)}</h2>{note}{body}</section>"
 

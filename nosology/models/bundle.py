@@ -37,6 +37,12 @@ class Bundle:
     recipe: dict[str, Any]
     provenance: dict[str, Any]
 
+    @property
+    def missing_layers(self) -> list[str]:
+        """The weights that only the sites of a federation have (`federation.personal`); empty if there are none."""
+        federation = self.provenance.get("federation") or {}
+        return list((federation.get("personal") or {}).get("missing", []))
+
     def with_threshold(self, threshold: float | None) -> Bundle:
         """This bundle with one threshold for all codes; None: unchanged."""
         return self if threshold is None else replace(self, decision=Decision(threshold))

@@ -71,7 +71,7 @@ REGISTRY: dict[str, ModelEntry] = {
     "hmhan": ModelEntry(
         "nosology.models.hmhan.hmhan_model:Hmhan",
         "nosology.models.hmhan.hmhan_trainer:HmhanTrainer",
-        "nosology.models.hmhan.hmhan_settings:HmhanRecipe",
+        "nosology.federated.federation_settings:FederatedHmhanRecipe",
         "embed",
     ),
     "reports": ModelEntry(

@@ -18,6 +18,7 @@ from nosology.corpora.corpus import Corpus
 from nosology.evaluation.decision import Decision
 from nosology.models.bundle import Bundle, check_bundle_folder
 from nosology.models.registry import load_class
+from nosology.models.seen_notes import NOTE_HASHES, note_hashes
 from nosology.training.examples import Examples, train_and_dev, union
 from nosology.training.recipe_settings import NeuralRecipe, Recipe
 from nosology.training.run_folder import (
@@ -130,6 +131,7 @@ def _train(recipe: Recipe, corpora: list[Corpus], out: str | Path, folder: Path,
         "n_dev": report.pop("n_dev", len(dev_notes)),
         "refit": refit or split_off,
         "found": report,
+        NOTE_HASHES: note_hashes((union(train_notes, dev_notes) if refit or split_off else train_notes).texts()),
     }
     about = provenance(recipe, corpora, facts)
     bundle = Bundle(trained.model, trained.decision, recipe.model_dump(mode="json"), about)

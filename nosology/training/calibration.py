@@ -160,18 +160,34 @@ class ScoreCalibration:
         gold: 0/1 (B, L). notes: (L,) training notes of each code. If there are more than `max_cells` cells, evenly
         spaced notes are used. Without a true cell only the prior counts.
         """
-        from sklearn.linear_model import LogisticRegression
-
         step = -(-scores.size // max_cells)
         scores = scores[::step]
         target = sparse.csr_matrix(gold[::step]).toarray().astype(bool).ravel()
         s, log_notes = scores.ravel(), np.broadcast_to(np.log(notes), scores.shape).ravel()
+        return cls._fit_cells(s, log_notes, target, np.ones(len(target)), notes)
+
+    @classmethod
+    def fit_counts(
+        cls, scores: np.ndarray, log_notes: np.ndarray, true: np.ndarray, false: np.ndarray, notes: np.ndarray
+    ) -> ScoreCalibration:
+        """The same for counts (N,) of true and of false cells with these scores and log numbers of notes (N,)."""
+        some_true, some_false = np.flatnonzero(true > 0), np.flatnonzero(false > 0)
+        rows = np.concatenate([some_true, some_false])
+        weight = np.concatenate([true[some_true], false[some_false]]).astype(np.float64)
+        return cls._fit_cells(scores[rows], log_notes[rows], np.arange(len(rows)) < len(some_true), weight, notes)
+
+    @classmethod
+    def _fit_cells(
+        cls, s: np.ndarray, log_notes: np.ndarray, target: np.ndarray, weight: np.ndarray, notes: np.ndarray
+    ) -> ScoreCalibration:
+        from sklearn.linear_model import LogisticRegression
+
         if not target.any():
-            s, log_notes, target = s[:0], log_notes[:0], target[:0]
+            s, log_notes, target, weight = s[:0], log_notes[:0], target[:0], weight[:0]
         rare, frequent = np.log(notes.min()), np.log(notes.max())
         s = np.concatenate([s, np.tile([1.0, 1.0, -1.0, -1.0], 2)])
         log_notes = np.concatenate([log_notes, np.repeat([rare, frequent], 4)])
-        weight = np.concatenate([np.ones(len(target)), np.tile([0.9, 0.1, 0.1, 0.9], 2)])
+        weight = np.concatenate([weight, np.tile([0.9, 0.1, 0.1, 0.9], 2)])
         target = np.concatenate([target, np.tile([True, False], 4)])
         features = np.column_stack([s, log_notes, s * log_notes])
         # Weak regularization keeps the curve defined if all codes have the same number of notes.

@@ -27,7 +27,7 @@ def train_epoch_range(
     net: nn.Module,
     plan: BatchPlan,
     make_batch: MakeBatch,
-    prepare_step: PrepareStep,
+    prepare_step: PrepareStep | None,
     settings: TrainerSettings,
     epochs: range,
     optimizer: torch.optim.Optimizer,

@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from nosology.cli import app
+from nosology.cli import app, federate
 from nosology.core import ConfigError, DataError, FederationError, OutputError
 from nosology.core.files import exclusive_output
 from nosology.corpora.corpus import write_corpus
+from nosology.federated.federation_settings import FEDERATED_KINDS
 from nosology.models.bundle import Bundle
 from tests.conftest import as_notes, small_notes
 
@@ -22,6 +23,12 @@ def simulate(corpus, out, *options: str, settings=()):
     sets = [part for setting in (*SMALL, *settings) for part in ("--set", setting)]
     command = ["federate", "simulate", "heads-mlp", "--corpus", str(corpus.folder), "--out", str(out), *options, *sets]
     return CliRunner().invoke(app, command, catch_exceptions=True)
+
+
+def test_help_names_the_recipes_of_all_kinds():
+    assert tuple(FEDERATED_KINDS) == federate._KINDS
+    shown = " ".join(CliRunner().invoke(app, ["federate", "run", "--help"]).output.split())
+    assert all(name in shown for name in ("hmhan", "linear", "lexicon"))
 
 
 @pytest.fixture(scope="module")
@@ -64,15 +71,32 @@ def test_simulated_federation_of_a_word_net(small_corpus, tmp_path, kind):
     assert CliRunner().invoke(app, report).exit_code == 0
 
 
+@pytest.mark.parametrize("kind", ["linear", "lexicon"])
+def test_simulated_federation_by_secure_sums(small_corpus, tmp_path, kind):
+    changes = ["federation.min_site_notes=2", "federation.min_notes=2", "statistics.buckets=4096"]
+    changes += ["learn.terms=false", "learn.rounds=10", "learn.forest=6"] if kind == "lexicon" else []
+    sets = [part for change in changes for part in ("--set", change)]
+    words = ["--corpus", str(small_corpus.folder), "--out", str(tmp_path / "bundle"), "--sites", "3"]
+    result = CliRunner().invoke(app, ["federate", "simulate", kind, *words, *sets])
+    assert result.exit_code == 0, result.output
+    assert "3 sites, secure sums need all of them; none may be lost" in result.output
+    assert "3 sites, 6 codes" in result.output and f"{kind} coder" in result.output
+    coded = CliRunner().invoke(app, ["code", str(tmp_path / "bundle"), "-", "--json"], input="Type 2 diabetes, stable.")
+    assert coded.exit_code == 0 and json.loads(coded.stdout.splitlines()[0])["codes"], coded.output
+    report = ["evaluate", str(tmp_path / "bundle"), "--corpus", str(small_corpus.folder), "--out", str(tmp_path / "r")]
+    assert CliRunner().invoke(app, report).exit_code == 0
+
+
 def test_impossible_simulations_raise(small_corpus, tmp_path, cache):
     no_sites = simulate(small_corpus, tmp_path / "a", settings=[cache])
     assert isinstance(no_sites.exception, DataError)
     assert "160 notes have no site: use `nosology corpus split --sites`" in str(no_sites.exception)
     wrong = CliRunner().invoke(
-        app, ["federate", "simulate", "linear", "--corpus", str(small_corpus.folder), "--out", str(tmp_path / "b")]
+        app, ["federate", "simulate", "stacked", "--corpus", str(small_corpus.folder), "--out", str(tmp_path / "b")]
     )
     assert isinstance(wrong.exception, ConfigError)
-    assert str(wrong.exception) == "recipe must be of kind heads, caml, laat, dual_laat; got linear"
+    assert str(wrong.exception).startswith("recipe must be of kind heads, caml, laat, dual_laat, ")
+    assert str(wrong.exception).endswith("; got stacked")
     few = simulate(small_corpus, tmp_path / "c", "--sites", "4", settings=[cache, "federation.min_site_notes=1000"])
     assert isinstance(few.exception, FederationError) and "1000 are needed" in str(few.exception)
 

@@ -176,3 +176,23 @@ def test_reading_other_files_raises(tmp_path):
             read_file(Reply, tmp_path / name)
     with pytest.raises(DataError, match="cannot read"):
         read_file(Reply, tmp_path / "missing")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('recipe = "heads-mlp"', 'recipe = "no-such-recipe"', "no-such-recipe"),
+        ("settings = []", 'settings = ["federation.roundz=3"]', "roundz"),
+    ],
+)
+def test_server_rehearses_the_recipe_of_its_settings(invited, old, new, message):
+    path = invited / "federation.toml"
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+    result = call("rehearse", invited)
+    assert isinstance(result.exception, ConfigError) and "no site is accepted yet" in str(result.exception)
+    (invited / "sites" / "anna.pub").write_text("the key of anna")
+    result = call("rehearse", invited)
+    assert isinstance(result.exception, ConfigError) and message in str(result.exception)
+    assert call("init", "--out", invited, "--site", "clara").exit_code == 0  # keeps the settings
+    assert new in path.read_text()

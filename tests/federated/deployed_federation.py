@@ -133,6 +133,10 @@ class Federation:
         arguments = [name, "--server", f"localhost:{self.port}", "--root", str(self.credentials.root)]
         arguments += ["--key", str(site_folder / f"{name}.key"), "--corpus", "corpus", "--cache", "cache"]
         arguments += ["--set", "embedder.model=embedder", "--min-notes", "2"]
+        arguments += [
+            *(word for kind in ("heads", "caml", "dual_laat", "lexicon") for word in ("--kind", kind)),
+            "--words",
+        ]
         self.sites[name] = self._start(site_folder, name, "site", *arguments)
         return self.sites[name]
 

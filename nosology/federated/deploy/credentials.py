@@ -61,6 +61,11 @@ class ServerCredentials:
         """When the certificate of the server ends, in seconds since 1970."""
         return _load_certificate(self.certificate).not_valid_after_utc.timestamp()
 
+    def is_valid_for(self, host: str) -> bool:
+        """Whether the certificate of the server has this name or address."""
+        extensions = _load_certificate(self.certificate).extensions
+        return _general_name(host) in list(extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
+
 
 def check_new_credentials(folder: Path, hosts: list[str], sites: list[str]) -> None:
     """Raises if credentials of these hosts and sites cannot be created in a folder; call it before the first is."""

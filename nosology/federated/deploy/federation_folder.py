@@ -38,6 +38,8 @@ class ServerSettings(Settings):
     port: int = Field(8443, ge=1, le=65535)
     listen: str = "0.0.0.0"
     sites: list[str] = Field(min_length=1)  # that are expected
+    recipe: str = "heads-mlp"  # that the hospitals have agreed on, for rehearsals
+    settings: list[str] = Field(default_factory=list)  # of the recipe, NAME=VALUE
 
 
 class SiteSettings(Settings):
@@ -57,6 +59,11 @@ class SiteSettings(Settings):
     secure_sites: int = Field(3, ge=2)
     record_noise: float = Field(0.0, ge=0)
     min_notes: int = Field(10, ge=1)
+    kinds: list[str] = Field(default_factory=list)  # of recipes that are permitted; empty: that of `recipe`
+    words: bool = False  # whether words of notes may be reported
+    epsilon: float = Field(0.0, ge=0)  # the largest of a note over all runs; 0: no limit
+    delta: float = Field(1e-5, gt=0, lt=1)
+    ledger: str = ""  # a file; empty: NAME.budget. A hospital in several federations uses one file for all
 
 
 T = TypeVar("T", ServerSettings, SiteSettings)
@@ -69,13 +76,13 @@ def create_server_folder(
 
     Called again with other sites, it adds them.
     """
-    path, listen = folder / SERVER, "0.0.0.0"
+    path, kept = folder / SERVER, {}
     if path.exists():
         known = read_settings(ServerSettings, folder)
         if hosts and hosts != known.hosts:
             raise ConfigError(f"the certificate of {folder} is for {', '.join(known.hosts)}: use a new folder")
         hosts, port, sites = hosts or known.hosts, port or known.port, list(dict.fromkeys([*known.sites, *sites]))
-        listen = known.listen
+        kept = known.model_dump(include={"listen", "recipe", "settings"})
     if not hosts or not sites:
         raise ConfigError(f"give --host and --site to create {path}")
     for site in sites:
@@ -84,8 +91,8 @@ def create_server_folder(
     credentials = ServerCredentials(folder / "credentials")
     if not credentials.certificate.exists():
         create_server_credentials(credentials.folder, hosts, days=days)
-    values = {"hosts": hosts, "port": port or 8443, "listen": listen, "sites": sites}
-    _write_settings(path, ServerSettings(**values).model_dump(), "Settings of the server of a federation.")
+    settings = ServerSettings(hosts=hosts, port=port or 8443, sites=sites, **kept)
+    _write_settings(path, settings.model_dump(), "Settings of the server of a federation.")
     for name in ("sites", "invitations"):
         (folder / name).mkdir(exist_ok=True)
     (folder / "state").mkdir(mode=0o700, exist_ok=True)
@@ -93,7 +100,7 @@ def create_server_folder(
     files = {site: folder / "invitations" / f"{site}.invitation" for site in sites}
     for site, file in files.items():
         root = read_certificate(credentials.root).decode()
-        write_file(Invitation(site, f"{host}:{values['port']}", root), file)
+        write_file(Invitation(site, f"{host}:{settings.port}", root), file)
     return files
 
 

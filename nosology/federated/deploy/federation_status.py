@@ -18,7 +18,7 @@ from nosology.core.files import atomic_file, read_json, write_json
 
 STATUS, PAGE = "status.json", "status.html"
 ENVIRONMENT = "NOSOLOGY_FEDERATION_STATUS"  # the folder that the ServerApp writes to
-SITE_COLUMNS = ("site", "state", "last reply", "sent", "received", "reason")
+SITE_COLUMNS = ("site", "state", "last reply", "sent", "received", "cut off", "reason")
 ROUND_COLUMNS = ("round", "loss", "sites", "refused", "micro F1", "seconds")
 
 Status = dict[str, Any]
@@ -46,17 +46,34 @@ def make_status(
     known: Iterable[str],
     online: Iterable[str],
     refused: Mapping[str, str],
+    failed: Mapping[str, str],
     traffic: Traffic,
 ) -> Status:
-    """The content of status.json. line: the last line of the run; known: the sites of the server."""
+    """The content of status.json. line: the last line of the run; known: the sites of the server.
+
+    refused: sites that do not take part, and why. failed: sites that are missing in the last round, and why.
+    """
     online, sites = set(online), {}
     for site in sorted({*known, *traffic.sites}):
         values = traffic.sites.get(site, {"sent": 0, "received": 0, "last_reply": 0.0})
         state = "refused" if site in refused else "online" if site in online else "offline"
-        sites[site] = {"state": state, "reason": refused.get(site, ""), **values}
+        sites[site] = {"state": state, "reason": refused.get(site, failed.get(site, "")), **values}
     names = ("round", "loss", "sites", "refused", "micro_f1", "seconds")
+    history = list(history)
+    for site, shares in cut_by_site(history).items():
+        if site in sites:
+            sites[site]["cut"] = shares
     rows = [{name: row.get(name) for name in names} for row in history]
     return {"updated": time.time(), "line": line, "rounds": rounds, "history": rows, "sites": sites}
+
+
+def cut_by_site(history: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """The mean share of the updates of each site that a robust rule has cut off, over its rounds; else empty."""
+    shares: dict[str, list[float]] = {}
+    for row in history:
+        for site, share in row.get("cut", {}).items():
+            shares.setdefault(site, []).append(share)
+    return {site: sum(values) / len(values) for site, values in shares.items()}
 
 
 def write_status(status: Status, folder: Path) -> None:
@@ -86,7 +103,8 @@ def _site_rows(status: Status) -> list[tuple[str, ...]]:
     for site, values in status["sites"].items():
         seen = _moment(values["last_reply"]) if values["last_reply"] else "never"
         sizes = (_bytes(values["sent"]), _bytes(values["received"]))
-        rows.append((site, values["state"], seen, *sizes, values["reason"]))
+        cut = f"{values['cut']:.0%}" if "cut" in values else ""
+        rows.append((site, values["state"], seen, *sizes, cut, values["reason"]))
     return rows
 
 

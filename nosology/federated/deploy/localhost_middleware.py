@@ -29,9 +29,14 @@ class LocalhostMiddleware:
 
 
 def _is_local(scope: dict[str, Any]) -> bool:
-    client = scope.get("client")
+    """Whether a request comes from this machine: from a loopback address, or from the address that it was sent to.
+
+    A server that listens on one address only is reached by its own machine from that address.
+    """
+    client, server = scope.get("client"), scope.get("server")
     try:
-        return client is not None and ipaddress.ip_address(client[0]).is_loopback
+        address = ipaddress.ip_address(client[0] if client else "")
+        return address.is_loopback or (server is not None and address == ipaddress.ip_address(server[0]))
     except ValueError:
         return False
 

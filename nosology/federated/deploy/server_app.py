@@ -20,6 +20,7 @@ from nosology.federated.deploy.federation_status import ENVIRONMENT, Traffic, ma
 from nosology.federated.deploy.flower_process import end_with_parent
 from nosology.federated.deploy.flower_shims import log
 from nosology.federated.federation_settings import read_federated_recipe
+from nosology.federated.rounds.federation_modes import make_federation
 from nosology.federated.rounds.federation_server import FlowerFederation
 from nosology.federated.rounds.messages import pack_message, unpack_message
 from nosology.federated.rounds.participants import SiteGrid
@@ -45,7 +46,7 @@ def main(grid: Grid, context: Context) -> None:
         raise ConfigError(f"the recipe of the run is invalid: {error.errors()[0]['msg']}") from error
     names = {int(node): name for node, name in json.loads(str(context.run_config["sites"])).items()}
     sites = DeployedGrid(grid, names, float(str(context.run_config.get("certificate-end") or 0)))
-    federation = FlowerFederation(sites, checked, lambda line: report(line, federation, sites))
+    federation = make_federation(sites, checked, lambda line: report(line, federation, sites))
     try:
         bundle = federation.run(out).bundle
     except FederationError as error:
@@ -61,10 +62,14 @@ def report(line: str, federation: FlowerFederation, grid: DeployedGrid) -> None:
     log(INFO, "%s", line)
     if folder := os.environ.get(ENVIRONMENT):
         history = federation.checkpoint.history if hasattr(federation, "checkpoint") else []
-        online, refused = federation.participants.online().values(), federation.refused
-        rounds, known = federation.settings.rounds, grid.names.values()
+        online, rounds = federation.participants.online().values(), federation.rounds
+        by_node = {f"node {node}": name for node, name in grid.names.items()}
+        refused = {by_node.get(site, site): reason for site, reason in federation.refused.items()}
+        status = make_status(
+            line, rounds, history, grid.names.values(), online, refused, federation.strategy.refused, grid.traffic
+        )
         with contextlib.suppress(OSError, OutputError):  # of no use to the run
-            write_status(make_status(line, rounds, history, known, online, refused, grid.traffic), Path(folder))
+            write_status(status, Path(folder))
 
 
 class DeployedGrid(SiteGrid):

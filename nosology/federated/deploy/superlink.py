@@ -47,6 +47,12 @@ def check_address(address: str) -> str:
     return address
 
 
+def local_address(listen: str, port: int) -> str:
+    """The address at which programs on the server's machine reach a server that listens on an address."""
+    host = "127.0.0.1" if listen in ("", "0.0.0.0", "::", "[::]") else listen
+    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+
+
 class ControlClient:
     """A client of the control API of a SuperLink."""
 
@@ -193,6 +199,12 @@ class SuperLinkServer:
         self.state.mkdir(parents=True, exist_ok=True)
         self.state.chmod(0o700)  # the database has the messages of sites
         files = self.credentials.check()
+        host = self.local_address.rpartition(":")[0].strip("[]")
+        if not files.is_valid_for(host):
+            raise ConfigError(
+                f"--listen must be 0.0.0.0 or an address of the certificate of the server; got {host}: create one with"
+                f" `nosology federate keys --host {host}` and all other hosts"
+            )
         arguments = ["--ssl-ca-certfile", str(files.root.resolve()), "--ssl-keyfile", str(files.key.resolve())]
         arguments += ["--ssl-certfile", str(files.certificate.resolve()), "--enable-supernode-auth"]
         arguments += ["--host", self.listen, "--port", str(self.port), "--isolation", "process"]
@@ -224,7 +236,7 @@ class SuperLinkServer:
     @property
     def local_address(self) -> str:
         """The address of the SuperLink on this machine."""
-        return f"127.0.0.1:{self.port}"
+        return local_address(self.listen, self.port)
 
     def register_sites(self, sites: dict[str, bytes], report: Report) -> None:
         """Accepts the sites with these public keys (PEM, by name) and no others, once the SuperLink is up."""

@@ -6,7 +6,7 @@ trained, so a determined attacker can do better: a probe without a finding prove
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,7 @@ class ProbeReport:
     unseen: int
     attacks: dict[str, MembershipAttack]
     control: MembershipAttack | None
+    scores: dict[str, ScoredNotes] = field(default_factory=dict, compare=False, repr=False)  # seen (N,), unseen (M,)
 
     @property
     def strongest(self) -> str:
@@ -89,7 +90,9 @@ class ProbeReport:
     def to_json(self) -> dict[str, Any]:
         """The report as JSON."""
         values = {"false_alarms": FALSE_POSITIVE_RATE, "strongest": self.strongest, "sentence": self.sentence}
-        return asdict(self) | values
+        attacks = {name: asdict(attack) for name, attack in self.attacks.items()}
+        control = asdict(self.control) if self.control else None
+        return {"seen": self.seen, "unseen": self.unseen, "attacks": attacks, "control": control} | values
 
 
 def probe(seen: ScoredNotes, unseen: ScoredNotes, control: ScoredNotes | None = None, seed: int = 0) -> ProbeReport:
@@ -98,15 +101,16 @@ def probe(seen: ScoredNotes, unseen: ScoredNotes, control: ScoredNotes | None = 
         if len(group[0]) < _MIN_NOTES:
             raise DataError(f"a probe needs at least {_MIN_NOTES} {name} notes; got {len(group[0])}")
     seen_features, unseen_features = attack_features(seen, unseen)
-    attacks = {
-        name: MembershipAttack.of(-seen_features[:, column], -unseen_features[:, column])
+    scores = {
+        name: (-seen_features[:, column], -unseen_features[:, column])
         for name, column in (("loss", _LOSS), ("calibrated loss", _CALIBRATED_LOSS))
     }
-    attacks["logistic"] = MembershipAttack.of(*_logistic_scores(seen_features, unseen_features, seed))
+    scores["logistic"] = _logistic_scores(seen_features, unseen_features, seed)
+    attacks = {name: MembershipAttack.of(*groups) for name, groups in scores.items()}
     control_attack = None
     if control is not None and len(control[0]) >= _MIN_NOTES:
         control_attack = MembershipAttack.of(*_logistic_scores(*attack_features(control, unseen), seed))
-    return ProbeReport(len(seen_features), len(unseen_features), attacks, control_attack)
+    return ProbeReport(len(seen_features), len(unseen_features), attacks, control_attack, scores)
 
 
 def attack_features(seen: ScoredNotes, unseen: ScoredNotes) -> tuple[np.ndarray, np.ndarray]:

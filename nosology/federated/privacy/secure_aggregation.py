@@ -1,22 +1,27 @@
 """Secure aggregation: the server learns the sum of the sites' vectors and nothing else about a single vector.
 
-The protocol is double masking, Bonawitz et al. (2017), "Practical Secure Aggregation". A site gets four messages per
-round:
+The protocol is double masking with a consistency check, Bonawitz et al. (2017), "Practical Secure Aggregation". A site
+gets five messages per round:
 
 1. keys: the site creates two new X25519 key pairs, one for masks and one for encryption.
 2. shares: the site receives the public keys of all sites. It sends every other site, encrypted, a Shamir share of its
    private mask key and a share of a random seed.
 3. mask: the site adds masks to its vector, modulo 2^64: one from its seed, and one per pair of sites, which one of the
    two adds and the other subtracts.
-4. unmask: the site receives the list of sites that sent a vector. It sends its shares of their seeds, and its shares of
-   the mask keys of the other sites. It never sends both for one site: both together would reveal the vector.
+4. confirm: the site receives the list of sites that sent a vector. For every other site it returns a code that
+   authenticates the list.
+5. unmask: the site receives the codes of the other sites. If `threshold` sites have the same list, it sends its shares
+   of the seeds of the sites in the list, and its shares of the mask keys of the other sites. It never sends both for
+   one site: both together would reveal the vector.
 
 The sum over the sites that sent a vector is recovered if `threshold` sites stay until the end. The threshold is more
-than half of the sites. So the server cannot tell two groups of sites different lists of lost sites.
+than half of the sites, so only one list can be confirmed. Encrypted shares, masks and codes are bound to the list of
+keys and the threshold that a site was shown, and masks also to the task (recipe and weights): sites that get different
+ones cannot decrypt each other's shares, or their masks do not cancel.
 
 Keys are new for every attempt of every round, and bound to it, so no mask is used twice. Messages are JSON (bytes as
 hex), the masked vector is an array. Not protected against: a server that invents sites or exchanges keys, unless sites
-sign them (`SiteSignatures`), and sites that send false vectors.
+sign them (`SiteSignatures`), and sites that send false vectors. The server's part is in `secure_server`.
 """
 
 from __future__ import annotations
@@ -25,8 +30,9 @@ import hashlib
 import json
 import math
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from hmac import compare_digest
 from typing import Any
 
 import numpy as np
@@ -39,7 +45,7 @@ from nosology.core import FederationError
 from nosology.federated.privacy import masking
 
 MIN_SITES = 3  # by default: of two sites each could subtract its own vector from the sum
-_KEY_KINDS = ("mask", "encryption")
+KEY_KINDS = ("mask", "encryption")
 
 Json = dict[str, Any]
 
@@ -100,12 +106,14 @@ class SecureState:
 
     last: list[Any] = field(default_factory=list)  # run, round, attempt of the newest session
     unmasked: list[Any] = field(default_factory=list)  # run and round that was last unmasked
-    stage: str = ""  # last answered message: keys, shares or mask; empty: none, or unmasked
+    stage: str = ""  # last answered message: keys, shares, mask or confirm; empty: none, or unmasked
     private: dict[str, str] = field(default_factory=dict)  # private keys by kind, and the seed
     threshold: int = 0
     keys: dict[str, dict[str, str]] = field(default_factory=dict)  # public keys of all sites of the session
     shares: dict[str, list[str]] = field(default_factory=dict)  # of the seed and of the mask key, by site
     seen: list[str] = field(default_factory=list)  # digests of keys of earlier sessions
+    sent: list[str] = field(default_factory=list)  # sites that sent a vector, as confirmed
+    expected: dict[str, str] = field(default_factory=dict)  # by site: its code for this list
 
 
 class SecureSite:
@@ -136,7 +144,7 @@ class SecureSite:
             raise FederationError(f"{session} is not newer than the last one")
         if unmasked and unmasked[0] == session.run and session.round <= unmasked[1]:
             raise FederationError(f"{session} is over: its sum was unmasked already")
-        pairs = {kind: masking.generate_key_pair() for kind in _KEY_KINDS}
+        pairs = {kind: masking.generate_key_pair() for kind in KEY_KINDS}
         private = {kind: pair[0].hex() for kind, pair in pairs.items()} | {"seed": secrets.token_hex(32)}
         current, seen = [session.run, session.round, session.attempt], self.state.seen + _digests(self.state.keys)
         self.state = SecureState(current, unmasked, "keys", private, seen=seen)
@@ -147,58 +155,79 @@ class SecureSite:
 
     def shares(self, request: Json) -> Json:
         """Encrypted shares of this site's secrets for each other site, and a commitment to the seed."""
-        session = self._session(request, "keys")
+        session = self.session(request, "keys")
         keys, threshold = request["keys"], int(request["threshold"])
         self._check_keys(session, keys, threshold)
-        names = sorted(keys)
+        names, self.state.keys, self.state.threshold = sorted(keys), keys, threshold
         shares = [masking.split_secret(self._secret(kind), threshold, len(names)) for kind in ("seed", "mask")]
         encrypted = {}
         for name, seed, mask in zip(names, *shares):
             if name == self.name:
                 self.state.shares[name] = [seed.hex(), mask.hex()]
             else:
-                key = self._encryption_key(session, keys[name]["encryption"], self.name, name)
-                encrypted[name] = masking.encrypt(key, seed + mask).hex()
-        self.state.keys, self.state.threshold, self.state.stage = keys, threshold, "shares"
+                encrypted[name] = masking.encrypt(self._pair_key(session, self.name, name), seed + mask).hex()
+        self.state.stage = "shares"
         return {
             "encrypted_shares": encrypted,
             "commitment": seed_commitment(session, self.name, self._secret("seed")),
         }
 
-    def mask(self, request: Json, vector: np.ndarray) -> np.ndarray:
-        """The masked vector (N,), uint64. request: the encrypted shares for this site, by sending site."""
-        session = self._session(request, "shares")
+    def mask(self, request: Json, vector: np.ndarray, task: str = "") -> np.ndarray:
+        """The masked vector (N,), uint64. request: the encrypted shares for this site, by sending site.
+
+        task: a digest of what the vector was computed from. The masks of sites with other tasks do not cancel.
+        """
+        session = self.session(request, "shares")
         encrypted, keys = request["encrypted_shares"], self.state.keys
         if not set(encrypted) <= set(keys) - {self.name} or len(encrypted) + 1 < self.state.threshold:
             raise FederationError(f"{session}: {len(encrypted) + 1} sites are left, {self.state.threshold} are needed")
         for name, share in encrypted.items():
-            key = self._encryption_key(session, keys[name]["encryption"], name, self.name)
             try:
-                data = masking.decrypt(key, bytes.fromhex(share))
+                data = masking.decrypt(self._pair_key(session, name, self.name), bytes.fromhex(share))
             except (InvalidTag, ValueError) as error:
-                raise FederationError(f"{session}: the encrypted share of site {name} was changed") from error
+                raise FederationError(
+                    f"{session}: the encrypted share of site {name} was changed, or that site has other keys"
+                ) from error
             self.state.shares[name] = [data[: len(data) // 2].hex(), data[len(data) // 2 :].hex()]
         masked = vector + masking.keystream(seed_mask_key(session, self.name, self._secret("seed")), len(vector))
+        context = mask_context(session, keys, self.state.threshold, task)
         for name in encrypted:
-            add_pairwise_mask(masked, session, self.name, name, self._secret("mask"), keys[name]["mask"])
+            add_pairwise_mask(masked, context, self.name, name, self._secret("mask"), keys[name]["mask"])
         self.state.stage = "mask"
-        self.state.private = {}  # from now on only the shares at the other sites are needed
+        self.state.private = {"encryption": self.state.private["encryption"]}  # seed and mask key are shared
         return masked
 
-    def unmask(self, request: Json) -> Json:
-        """The shares of the seeds of sites that sent a vector, and of the mask keys of the other sites."""
-        session = self._session(request, "mask")
+    def confirm(self, request: Json) -> Json:
+        """For every other site, a code that authenticates the list of sites that sent a vector."""
+        session = self.session(request, "mask")
         sent, shares = set(request["sent"]), self.state.shares
         if not sent <= set(shares) or self.name not in sent or len(sent) < self.state.threshold:
             raise FederationError(f"{session}: {len(sent)} vectors were sent, {self.state.threshold} are needed")
+        self.state.sent = sorted(sent)
+        text, others = json.dumps(self.state.sent), [name for name in self.state.sent if name != self.name]
+        self.state.expected = {name: self._pair_key(session, name, self.name, "list", text).hex() for name in others}
+        self.state.stage = "confirm"
+        codes = {name: self._pair_key(session, self.name, name, "list", text).hex() for name in others}
+        self.state.private = {}
+        return {"codes": codes}
+
+    def unmask(self, request: Json) -> Json:
+        """The shares of the seeds of sites that sent a vector, and of the mask keys of the other sites."""
+        session = self.session(request, "confirm")
+        codes, shares, sent = request["codes"], self.state.shares, self.state.sent
+        same = [name for name, code in self.state.expected.items() if compare_digest(str(codes.get(name)), code)]
+        if len(same) + 1 < self.state.threshold:
+            raise FederationError(
+                f"{session}: {len(same) + 1} sites have the same list of vectors, {self.state.threshold} are needed"
+            )
         self.state.stage, self.state.shares = "", {}
         self.state.unmasked = [session.run, session.round]
         return {
-            "seeds": {name: shares[name][0] for name in sorted(sent)},
-            "masks": {name: shares[name][1] for name in sorted(set(shares) - sent)},
+            "seeds": {name: shares[name][0] for name in sent},
+            "masks": {name: shares[name][1] for name in sorted(set(shares) - set(sent))},
         }
 
-    def _session(self, request: Json, stage: str) -> SecureSession:
+    def session(self, request: Json, stage: str) -> SecureSession:
         """The session of a request; FederationError if it is not the current one or the stage is wrong."""
         session = SecureSession(**request["session"])
         if [session.run, session.round, session.attempt] != self.state.last:
@@ -210,13 +239,16 @@ class SecureSite:
     def _secret(self, kind: str) -> bytes:
         return bytes.fromhex(self.state.private[kind])
 
-    def _encryption_key(self, session: SecureSession, public: str, sender: str, receiver: str) -> bytes:
-        secret = masking.shared_secret(self._secret("encryption"), bytes.fromhex(public))
-        return masking.derive_key(secret, "share", session.label, sender, receiver)
+    def _pair_key(self, session: SecureSession, sender: str, receiver: str, *context: str) -> bytes:
+        """A key that only this site and another one know, if the server has shown them the same keys."""
+        keys, other = self.state.keys, receiver if sender == self.name else sender
+        secret = masking.shared_secret(self._secret("encryption"), bytes.fromhex(keys[other]["encryption"]))
+        view = mask_context(session, keys, self.state.threshold, "")
+        return masking.derive_key(secret, "share", *view, sender, receiver, *context)
 
     def _check_keys(self, session: SecureSession, keys: Mapping[str, Mapping[str, str]], threshold: int) -> None:
         """Raises FederationError unless the keys are new, distinct, signed if required, and include this site's."""
-        own = {kind: masking.public_key(self._secret(kind)).hex() for kind in _KEY_KINDS}
+        own = {kind: masking.public_key(self._secret(kind)).hex() for kind in KEY_KINDS}
         if self.name not in keys or any(keys[self.name][kind] != own[kind] for kind in own):
             raise FederationError(f"{session}: the keys of this site are not those that it sent")
         if not (least := min_threshold(len(keys), self.min_sites)) <= threshold <= len(keys):
@@ -232,122 +264,6 @@ class SecureSite:
                 self.signatures.check(name, data, site_keys.get("signature", ""))
 
 
-class SecureServer:
-    """The server's part of one session. Each method takes the replies of the sites and returns the next requests.
-
-    It stores public keys and a running sum of masked vectors. quorum: sites that a sum needs; the threshold is more if
-    that is not more than half of the sites.
-    """
-
-    def __init__(self, session: SecureSession, quorum: int = MIN_SITES):
-        self.session, self.quorum = session, quorum
-        self.threshold = 0
-        self.keys: dict[str, Json] = {}
-        self.commitments: dict[str, str] = {}  # of the sites that sent shares
-        self.total: np.ndarray | None = None
-        self.sent: list[str] = []
-        self.refused: dict[str, str] = {}  # sites with an invalid reply, and why
-
-    @property
-    def request(self) -> Json:
-        """The first message, the same for all sites."""
-        return {"session": asdict(self.session)}
-
-    def receive_keys(self, replies: Mapping[str, Json]) -> dict[str, Json]:
-        """The second message, for each site that sent keys."""
-        valid = self._valid(replies, "keys", lambda site, keys: all(_is_hex(keys[kind], 32) for kind in _KEY_KINDS))
-        self.threshold = min_threshold(len(valid), self.quorum)
-        self._check_enough(valid, "sent keys")
-        self.keys = {name: valid[name] for name in sorted(valid)}
-        return {name: {**self.request, "keys": self.keys, "threshold": self.threshold} for name in self.keys}
-
-    def receive_shares(self, replies: Mapping[str, Json]) -> dict[str, Json]:
-        """The third message, for each site that sent shares: the encrypted shares for it."""
-
-        def is_valid(site: str, reply: Json) -> bool:
-            shares, others = reply["encrypted_shares"], set(self.keys) - {site}
-            return _is_hex(reply["commitment"], 32) and set(shares) == others and all(map(_is_hex, shares.values()))
-
-        valid = self._valid(replies, "shares", is_valid)
-        self._check_enough(valid, "sent shares")
-        self.commitments = {name: valid[name]["commitment"] for name in sorted(valid)}
-        requests = {}
-        for name in self.commitments:
-            shares = {sender: valid[sender]["encrypted_shares"][name] for sender in valid if sender != name}
-            requests[name] = {**self.request, "encrypted_shares": shares}
-        return requests
-
-    def receive_masked(self, site: str, masked: np.ndarray, size: int) -> None:
-        """Adds the masked vector (size,), uint64, of a site to the sum, if it is valid."""
-        if site not in self.commitments or site in self.sent:
-            self.refused[site] = "its vector was not requested"
-        elif masked.dtype != np.uint64 or masked.shape != (size,):
-            self.refused[site] = f"its vector must be uint64 ({size},); got {masked.dtype} {masked.shape}"
-        else:
-            self.total = masked.copy() if self.total is None else self.total + masked
-            self.sent = sorted([*self.sent, site])
-
-    def unmask_requests(self) -> dict[str, Json]:
-        """The fourth message, for each site that sent a vector."""
-        self._check_enough(self.sent, "sent a vector")
-        return {name: {**self.request, "sent": self.sent} for name in self.sent}
-
-    def receive_unmasked(self, replies: Mapping[str, Json]) -> np.ndarray:
-        """The sum (N,), uint64, of the vectors of the sites in `sent`."""
-        lost = sorted(set(self.commitments) - set(self.sent))
-        expected = {"seeds": set(self.sent), "masks": set(lost)}
-
-        def is_valid(site: str, reply: Json) -> bool:
-            return all(
-                set(reply[kind]) == names and all(_is_hex(share, masking.SHARE_BYTES) for share in reply[kind].values())
-                for kind, names in expected.items()
-            )
-
-        valid = self._valid(replies, "unmasking shares", is_valid)
-        self._check_enough(valid, "sent unmasking shares")
-        positions = {name: position for position, name in enumerate(self.keys, 1)}
-        chosen = sorted(valid)[: self.threshold]
-        total, self.total = self.total, None
-        assert total is not None  # `sent` is not empty
-
-        def recover(kind: str, name: str) -> bytes:
-            return masking.combine_shares({positions[site]: bytes.fromhex(valid[site][kind][name]) for site in chosen})
-
-        for name in self.sent:
-            seed = recover("seeds", name)
-            if seed_commitment(self.session, name, seed) != self.commitments[name]:
-                raise FederationError(f"{self.session} ends: the shares of the seed of site {name} are wrong")
-            total -= masking.keystream(seed_mask_key(self.session, name, seed), len(total))
-        for name in lost:
-            private = recover("masks", name)
-            if masking.public_key(private).hex() != self.keys[name]["mask"]:
-                raise FederationError(f"{self.session} ends: the shares of the key of site {name} are wrong")
-            for other in self.sent:  # the mask of the lost site cancels the mask that the other site added
-                add_pairwise_mask(total, self.session, name, other, private, self.keys[other]["mask"])
-        return total
-
-    def _valid(self, replies: Mapping[str, Json], what: str, is_valid: Callable[[str, Json], bool]) -> dict[str, Json]:
-        """The valid replies, in order of site names; the other sites are refused."""
-        valid = {}
-        for site in sorted(replies):
-            try:
-                accepted = is_valid(site, replies[site])
-            except (KeyError, TypeError, AttributeError, ValueError):
-                accepted = False
-            if accepted:
-                valid[site] = replies[site]
-            else:
-                self.refused[site] = f"its {what} cannot be read"
-        return valid
-
-    def _check_enough(self, sites: Iterable[str], action: str) -> None:
-        names = sorted(sites)
-        needed = max(self.threshold, self.quorum)
-        if len(names) < needed:
-            listed = f" ({', '.join(names)})" if names else ""
-            raise FederationError(f"{self.session} ends: {len(names)} sites{listed} {action}, {needed} are needed")
-
-
 def site_noise_scale(noise: float, clip: float, threshold: int) -> float:
     """The standard deviation of the noise of one site; `threshold` sites together add noise x clip."""
     return noise * clip / math.sqrt(threshold)
@@ -355,13 +271,13 @@ def site_noise_scale(noise: float, clip: float, threshold: int) -> float:
 
 def _digests(keys: Mapping[str, Mapping[str, str]]) -> list[str]:
     """Short digests of public keys."""
-    public = (site_keys[kind] for site_keys in keys.values() for kind in _KEY_KINDS)
+    public = (site_keys[kind] for site_keys in keys.values() for kind in KEY_KINDS)
     return [hashlib.sha256(bytes.fromhex(key)).hexdigest()[:24] for key in public]
 
 
 def _signed_data(session: SecureSession, name: str, keys: Mapping[str, str]) -> bytes:
     """What a site signs: session, its name and its keys."""
-    return json.dumps([session.label, name, *(keys[kind] for kind in _KEY_KINDS)]).encode()
+    return json.dumps([session.label, name, *(keys[kind] for kind in KEY_KINDS)]).encode()
 
 
 def seed_commitment(session: SecureSession, name: str, seed: bytes) -> str:
@@ -374,18 +290,22 @@ def seed_mask_key(session: SecureSession, name: str, seed: bytes) -> bytes:
     return masking.derive_key(seed, "own mask", session.label, name)
 
 
+def mask_context(
+    session: SecureSession, keys: Mapping[str, Mapping[str, str]], threshold: int, task: str
+) -> tuple[str, str, str]:
+    """What pairwise keys are bound to: session, a digest of the keys of all sites and the threshold, and the task."""
+    public = [[name, *(keys[name][kind] for kind in KEY_KINDS)] for name in sorted(keys)]
+    view = hashlib.sha256(json.dumps([threshold, public]).encode()).hexdigest()
+    return session.label, view, task
+
+
 def add_pairwise_mask(
-    vector: np.ndarray, session: SecureSession, name: str, other: str, private: bytes, public: str
+    vector: np.ndarray, context: tuple[str, ...], name: str, other: str, private: bytes, public: str
 ) -> None:
     """Adds to a vector the mask of a pair of sites, or subtracts it if `name` is the later of the two."""
     secret = masking.shared_secret(private, bytes.fromhex(public))
-    mask = masking.keystream(masking.derive_key(secret, "pair", session.label, *sorted((name, other))), len(vector))
+    mask = masking.keystream(masking.derive_key(secret, "pair", *context, *sorted((name, other))), len(vector))
     if name < other:
         vector += mask
     else:
         vector -= mask
-
-
-def _is_hex(text: Any, size: int | None = None) -> bool:
-    """Whether a text is hex, of a number of bytes if given."""
-    return isinstance(text, str) and (size is None or len(text) == 2 * size) and bytes.fromhex(text) is not None

@@ -10,7 +10,9 @@ noise, so the server sees no sum without noise. `threshold` sites together add t
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import secrets
 from collections import Counter
 from collections.abc import Mapping
@@ -24,11 +26,11 @@ from nosology.federated.federation_settings import PrivacySettings
 from nosology.federated.privacy.masking import from_fixed_point
 from nosology.federated.privacy.secure_aggregation import (
     Json,
-    SecureServer,
     SecureSession,
     min_threshold,
     site_noise_scale,
 )
+from nosology.federated.privacy.secure_server import SecureServer
 from nosology.federated.privacy.site_noise import PrivacyBudget, clip_update, secure_normal, weight_difference
 from nosology.federated.rounds.federated_site import SiteUpdate
 from nosology.federated.rounds.federation_setup import Arrays
@@ -37,8 +39,23 @@ from nosology.federated.rounds.messages import ARRAYS, CONFIG, error_reason, get
 from nosology.federated.rounds.participants import Participants
 from nosology.federated.rounds.strategy import ValidatingStrategy
 
-KEYS, SHARES, MASK, UNMASK = "query.secure_keys", "query.secure_shares", "train.secure", "query.secure_unmask"
+KEYS, SHARES, MASK = "query.secure_keys", "query.secure_shares", "train.secure"
+CONFIRM, UNMASK = "query.secure_confirm", "query.secure_unmask"
 SECURE, MASKED = "secure", "masked"  # names in messages: the request or reply of the protocol; the masked vector
+
+
+def request_digest(content: RecordDict) -> str:
+    """A digest of all that a request to train contains, except for the message of the protocol.
+
+    Masks are bound to it. A server that sends one site other weights, another recipe or other labels than the rest, so
+    that the updates of the rest are known to it or zero, gets no sum.
+    """
+    digest = hashlib.sha256()
+    for name, array in sorted(content.array_records[ARRAYS].items()):
+        digest.update(json.dumps([name, array.dtype, list(array.shape), len(array.data)]).encode() + array.data)
+    config = {name: str(value) for name, value in content.config_records[CONFIG].items() if name != SECURE}
+    digest.update(json.dumps(sorted(config.items())).encode())
+    return digest.hexdigest()
 
 
 def vector_size(weights: Arrays, rows: LabelRows = HEAD_ROWS) -> int:
@@ -73,8 +90,10 @@ def from_vector(
         start += first.size
         per_label = name in rows.names and not privacy.site_clip
         divisor = np.maximum(label_weights, 2.0**-32) if per_label else np.full(len(first), weight)
-        arrays[name] = (first + added / divisor.reshape(-1, *[1] * (first.ndim - 1))).astype(first.dtype)
-    return SiteUpdate("all sites", arrays, float(notes), float(loss_sum / notes), label_weights > 0.5)
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # of a false vector; the caller checks
+            arrays[name] = (first + added / divisor.reshape(-1, *[1] * (first.ndim - 1))).astype(first.dtype)
+    loss = float(loss_sum) / float(notes) if notes else math.nan
+    return SiteUpdate("all sites", arrays, float(notes), loss, label_weights > 0.5)
 
 
 def describe_threshold(sites: int, quorum: int, privacy: PrivacySettings) -> str:
@@ -93,7 +112,7 @@ def describe_threshold(sites: int, quorum: int, privacy: PrivacySettings) -> str
 
 
 class SecureRounds:
-    """The server's part: sends the four messages of a round and returns the mean update."""
+    """The server's part: sends the five messages of a round and returns the mean update."""
 
     def __init__(self, participants: Participants, strategy: ValidatingStrategy, privacy: PrivacyBudget):
         self.participants, self.strategy, self.privacy = participants, strategy, privacy
@@ -106,7 +125,8 @@ class SecureRounds:
         number = get_value(content, "round")
         self.attempts[number] += 1
         needed = max(needed, self.privacy.settings.min_secure_sites)
-        server = SecureServer(SecureSession(self.run, number, self.attempts[number]), needed)
+        session = SecureSession(self.run, number, self.attempts[number])
+        server = SecureServer(session, needed, request_digest(content))
         strategy, initial = self.strategy, get_arrays(content)
         strategy.accepted, strategy.refused = [], {}
         sites = [strategy.sites[message.metadata.dst_node_id] for message in messages]
@@ -118,7 +138,14 @@ class SecureRounds:
             strategy.refused |= server.refused
         strategy.accepted = server.sent
         self.privacy.record_secure_sum(server.sent)
-        return [from_vector(from_fixed_point(total), initial, self.privacy.settings, strategy.rows)]
+        update = from_vector(from_fixed_point(total), initial, self.privacy.settings, strategy.rows)
+        expected = sum(strategy.notes[site] for site in server.sent)
+        if not abs(update.notes - expected) < 0.5:
+            raise AggregationError(
+                f"{session}: the sum of notes must be {expected}, as reported; a site has sent a false vector, or sites"
+                " have different tasks"
+            )
+        return [update]
 
     def _sum(self, server: SecureServer, sites: list[str], content: RecordDict, size: int) -> np.ndarray:
         requests = server.receive_keys(self._protocol_replies(KEYS, dict.fromkeys(sites, server.request)))
@@ -133,7 +160,8 @@ class SecureRounds:
                 server.receive_masked(site, get_arrays(reply.content)[MASKED], size)
             except Exception:  # a damaged reply raises various exceptions
                 server.refused[site] = "its vector cannot be read"
-        return server.receive_unmasked(self._protocol_replies(UNMASK, server.unmask_requests()))
+        requests = server.receive_confirmed(self._protocol_replies(CONFIRM, server.confirm_requests()))
+        return server.receive_unmasked(self._protocol_replies(UNMASK, requests))
 
     def _replies(self, kind: str, contents: Mapping[str, RecordDict]) -> dict[str, Message]:
         """The replies without an error, by site; the other sites are in the strategy's `refused`."""

@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 
 from nosology.core import ConfigError
-from nosology.federated.federation_settings import FederatedRecipe, PrivacySettings
+from nosology.federated.federation_settings import FederatedRecipe, FederatedStatisticsRecipe, PrivacySettings
 from nosology.federated.privacy.dp_sgd import PrivacyAccountant, secure_generator
 from nosology.federated.rounds.federated_site import SiteUpdate
 from nosology.federated.rounds.federation_setup import Arrays
-from nosology.federated.rounds.strategy import ROBUST
+from nosology.federated.rounds.robust_updates import ROBUST
 from nosology.models.heads.heads_settings import HeadsRecipe
 
 Draw = Callable[[tuple[int, ...]], np.ndarray]  # standard normal numbers of a shape
@@ -56,6 +56,12 @@ def check_privacy(recipe: FederatedRecipe) -> None:
             f"federation.min_sites and federation.quorum must be at least {least} where secure is set; "
             f"got {federation.min_sites} and {federation.quorum}"
         )
+
+
+def training_steps(recipe: FederatedRecipe, notes: int) -> int:
+    """The optimizer steps of an epoch at a site with so many train notes."""
+    assert not isinstance(recipe, FederatedStatisticsRecipe)  # these have no record noise
+    return 1 if recipe.federation.optimizer == "fedsgd" else math.ceil(notes / recipe.training.batch)
 
 
 def weight_difference(after: Mapping[str, np.ndarray], before: Mapping[str, np.ndarray]) -> Arrays:
@@ -158,9 +164,9 @@ class PrivacyBudget:
     def record_training(self, notes: Mapping[str, int]) -> None:
         """Accounts for a round of training at sites with these numbers of notes."""
         federation = self.recipe.federation
-        if self.settings.record_noise:
+        if self.settings.record_noise and isinstance(self.recipe, HeadsRecipe):
             for site, count in notes.items():
-                steps = 1 if federation.optimizer == "fedsgd" else math.ceil(count / self.recipe.training.batch)
+                steps = training_steps(self.recipe, count)
                 accountant = self.records.setdefault(site, PrivacyAccountant())
                 accountant.add(self.settings.record_noise, 1 / steps, steps * federation.local_epochs)
 

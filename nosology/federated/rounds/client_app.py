@@ -1,8 +1,8 @@
 """The ClientApp of a site, the same in a simulation and in a deployment.
 
 In a deployment every message may be processed by a new process. What a site needs from one message to the next is in
-the state of the Context: labels and shared inputs of `query.prepare`, the AdamW state with `optimizer_state = "keep"`,
-the secrets of secure aggregation. Messages that train or evaluate carry the hash of labels and inputs. A site with
+the state of the Context: labels and shared inputs of `query.prepare`, what it keeps between rounds (`KeptState`), the
+secrets of secure aggregation. Messages that train or evaluate carry the hash of labels and inputs. A site with
 another hash, or none, replies `UNPREPARED`, and the server sends `query.prepare` again. Optimizer state that is lost is
 reset.
 
@@ -12,95 +12,50 @@ Replies never quote exceptions of other libraries, because these may contain dat
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from pydantic import ValidationError
 
 from nosology.codes.code_list import read_code_list
-from nosology.core import ConfigError, FederationError, NosologyError, __version__
+from nosology.core import ConfigError, FederationError, NosologyError
 from nosology.core.label_space import LabelSpace
 from nosology.federated.federation_settings import FederatedRecipe, PrivacySettings, read_federated_recipe
 from nosology.federated.privacy.masking import to_fixed_point
 from nosology.federated.privacy.secure_aggregation import SecureSite, SiteSignatures
-from nosology.federated.privacy.secure_round import MASKED, SECURE, to_vector
+from nosology.federated.privacy.secure_round import MASKED, SECURE, request_digest, to_vector
 from nosology.federated.rounds import messages
 from nosology.federated.rounds.compression import compress
 from nosology.federated.rounds.federated_site import SiteUpdate
-from nosology.federated.rounds.federation_setup import COMPATIBILITY
+from nosology.federated.rounds.federation_setup import COMPATIBILITY, setup_hash
+from nosology.federated.rounds.kept_state import RESIDUAL, KeptState, optimizer_part
 from nosology.federated.rounds.learner import LocalSite, SiteFiles, learner_of
+from nosology.federated.rounds.personal_layers import mark, marked
+from nosology.federated.rounds.site_policy import (
+    SECURE_ONLY,
+    SECURE_PEERS,
+    SECURE_SITES,
+    charge_budget,
+    check_plain_allowed,
+    read_policy,
+    read_recipe,
+)
+from nosology.federated.rounds.statistics_learner import NAMES, StatisticsSite
 from nosology.training.calibration import PlattScaling
 
-SECURE_ONLY, RECORD_NOISE, MIN_NOTES = "secure-only", "record-noise", "min-notes"  # site policy in the node config
-SECURE_SITES, REHEARSAL = "secure-sites", "rehearsal"
-SECURE_KEY, SECURE_PEERS = "secure-key", "secure-peers"  # signatures in the node config
+SECURE_KEY = "secure-key"  # for signatures, in the node config
 
 _SETUP, _INPUTS, _SECURE = "setup", "inputs", "secure"  # in the state of a context
-_OPTIMIZER, _ROUND, _PREVIOUS = "optimizer", "round", "previous-optimizer"  # optimizer state, its round, the one before
 
 FindSite = Callable[[Context, FederatedRecipe], LocalSite]
 
 
 class UnpreparedError(Exception):
     """The site does not have the setup of a message."""
-
-
-def read_recipe(message: Message, context: Context) -> FederatedRecipe:
-    """The recipe of a message.
-
-    FederationError if it protects less than the site policy in the node config demands, or if it is invalid here.
-    """
-    try:
-        recipe = read_federated_recipe(messages.get_value(message.content, "recipe"))
-    except ValidationError as error:
-        names = sorted({".".join(map(str, part["loc"])) for part in error.errors()})
-        raise FederationError(
-            f"nosology {__version__} does not accept {', '.join(names)[:200]} of the recipe"
-        ) from error
-    values = {
-        MIN_NOTES: ("federation.min_site_notes", recipe.federation.min_site_notes),
-        RECORD_NOISE: ("federation.privacy.record_noise", recipe.federation.privacy.record_noise),
-    }
-    if recipe.federation.privacy.secure:
-        values[SECURE_SITES] = ("federation.privacy.secure_threshold", recipe.federation.privacy.min_secure_sites)
-    if recipe.federation.rehearsal != bool(context.node_config.get(REHEARSAL)):
-        raise FederationError(
-            "the site has real notes and takes no part in a rehearsal"
-            if recipe.federation.rehearsal
-            else "the site rehearses with simulated notes and takes no part in a real run"
-        )
-    policy = read_policy(context)
-    if recipe.kind != "heads" and (policy[RECORD_NOISE] or recipe.federation.privacy.record_noise):
-        raise FederationError(f"a federated {recipe.kind} has no federation.privacy.record_noise")
-    for option, (name, value) in values.items():
-        if not value >= (minimum := policy[option]):
-            raise FederationError(f"the site policy demands {name} of at least {minimum:g}; got {value:g}")
-    return recipe
-
-
-def read_policy(context: Context) -> dict[str, float]:
-    """The smallest values that the site accepts in a recipe; ConfigError if the node config has other than numbers."""
-    policy = {}
-    for option in (MIN_NOTES, RECORD_NOISE, SECURE_SITES):
-        value = str(context.node_config.get(option) or 0)
-        try:
-            policy[option] = float(value)
-        except ValueError:
-            policy[option] = math.nan
-        if not 0 <= policy[option] < math.inf:
-            raise ConfigError(f"{option} of a site must be a finite number of at least 0; got {value}")
-    return policy
-
-
-def check_plain_allowed(recipe: FederatedRecipe, context: Context) -> None:
-    """Raises FederationError if updates must be masked, by the recipe or by the site policy."""
-    if recipe.federation.privacy.secure or context.node_config.get(SECURE_ONLY):
-        raise FederationError("the site sends updates only with secure aggregation (federation.privacy.secure)")
 
 
 def open_site(context: Context, recipe: FederatedRecipe) -> LocalSite:
@@ -139,7 +94,10 @@ def make_app(find_site: FindSite) -> ClientApp:
     app.query("secure_keys")(replying(handlers.secure_keys))
     app.query("secure_shares")(replying(handlers.secure_shares))
     app.train("secure")(replying(handlers.train_secure))
+    app.query("secure_confirm")(replying(handlers.secure_confirm))
     app.query("secure_unmask")(replying(handlers.secure_unmask))
+    app.query("stage")(replying(handlers.stage))
+    app.train("stage")(replying(handlers.secure_stage))
     return app
 
 
@@ -169,6 +127,7 @@ class _Handlers:
     def metadata(self, message: Message, context: Context) -> RecordDict:
         recipe = read_recipe(message, context)
         site = self.find_site(context, recipe)
+        charge_budget(recipe, context, site.sizes["train"], None)  # a site without budget takes no part
         return messages.make_content(site=site.name, metadata=site.metadata(recipe.federation.min_site_notes).to_json())
 
     def statistics(self, message: Message, context: Context) -> RecordDict:
@@ -184,6 +143,10 @@ class _Handlers:
             differences = "; ".join(f"{name} must be {wanted}; got {value}" for name, wanted, value in triples)
             raise ConfigError(f"the site has changed since the setup: {differences}")
         config = message.content.config_records[messages.CONFIG]
+        inputs = json.loads(str(config.get(messages.INPUTS, "{}")))
+        labels, arrays = LabelSpace(json.loads(str(config["labels"]))), messages.get_arrays(message.content)
+        if setup_hash(labels, arrays, inputs) != messages.get_value(message.content, "setup"):
+            raise FederationError("labels and inputs are not those of their hash")
         context.state[_INPUTS] = message.content[messages.ARRAYS]
         names = ("setup", "labels", messages.INPUTS)
         context.state[_SETUP] = ConfigRecord({name: str(config[name]) for name in names if name in config})  # JSON
@@ -192,13 +155,10 @@ class _Handlers:
     def train(self, message: Message, context: Context) -> RecordDict:
         recipe = read_recipe(message, context)
         check_plain_allowed(recipe, context)
-        update = self._update(message, context)
-        arrays = update.arrays
-        if recipe.federation.compression == "bf16":
-            arrays = compress(arrays, messages.get_arrays(message.content))
+        update = self._update(message, context, recipe.federation.compression != "none")
         return RecordDict(
             {
-                messages.ARRAYS: messages.to_record(arrays),
+                messages.ARRAYS: messages.to_record(update.arrays),
                 messages.METRICS: MetricRecord({messages.NOTES: update.notes, messages.LOSS: update.loss}),
                 messages.CONFIG: ConfigRecord({messages.LABEL_MASK: np.packbits(update.label_mask).tobytes()}),
             }
@@ -212,9 +172,9 @@ class _Handlers:
         )
         if split not in ("dev", "test"):
             raise FederationError(f"split must be dev or test; got {split!r}")
-        counts = site.evaluate(
-            messages.get_arrays(message.content), recipe, split, PlattScaling(**platt) if platt else None, threshold
-        )
+        kept = self._kept(message, context)
+        weights = messages.get_arrays(message.content) | kept.personal(kept.latest())
+        counts = site.evaluate(weights, recipe, split, PlattScaling(**platt) if platt else None, threshold)
         return messages.make_content(counts.arrays())
 
     def secure_keys(self, message: Message, context: Context) -> RecordDict:
@@ -227,15 +187,62 @@ class _Handlers:
 
     def train_secure(self, message: Message, context: Context) -> RecordDict:
         site, privacy = self._secure_site(message, context)
+        request = messages.get_value(message.content, SECURE)
+        site.session(request, "shares")  # before the training
         update = self._update(message, context)
         vector = to_vector(update, messages.get_arrays(message.content), privacy, site.state.threshold)
-        masked = site.mask(messages.get_value(message.content, SECURE), to_fixed_point(vector, len(site.state.keys)))
+        fixed = to_fixed_point(vector, len(site.state.keys))
+        masked = site.mask(request, fixed, request_digest(message.content))
         self._secure_reply(site, {}, context)
         return messages.make_content({MASKED: masked})
+
+    def secure_confirm(self, message: Message, context: Context) -> RecordDict:
+        site, _ = self._secure_site(message, context)
+        return self._secure_reply(site, site.confirm(messages.get_value(message.content, SECURE)), context)
 
     def secure_unmask(self, message: Message, context: Context) -> RecordDict:
         site, _ = self._secure_site(message, context)
         return self._secure_reply(site, site.unmask(messages.get_value(message.content, SECURE)), context)
+
+    def stage(self, message: Message, context: Context) -> RecordDict:
+        """The site's part of a stage of a `StatisticsLearner`, in the clear."""
+        recipe, stage, site = self._stage(message, context)
+        arrays, is_sum = messages.get_arrays(message.content), stage not in site.collected
+        if is_sum:
+            check_plain_allowed(recipe, context)
+        elif stage != NAMES and context.node_config.get(SECURE_ONLY):
+            raise FederationError("the site sends updates only in secure sums, and decision trees are no sums")
+        self._charge_stage(message, context, recipe, site)
+        if not is_sum:
+            return messages.make_content(site.collect(stage, arrays, recipe))
+        vector = site.noisy_vector(stage, arrays, recipe, 1)
+        index = np.flatnonzero(vector)
+        return messages.make_content({"index": index, "value": vector[index]})
+
+    def secure_stage(self, message: Message, context: Context) -> RecordDict:
+        """The masked vector of the site in a stage that is a sum."""
+        secure, _ = self._secure_site(message, context)
+        request = messages.get_value(message.content, SECURE)
+        secure.session(request, "shares")  # before the budget is charged
+        recipe, stage, site = self._stage(message, context)
+        self._charge_stage(message, context, recipe, site)
+        vector = site.noisy_vector(stage, messages.get_arrays(message.content), recipe, secure.state.threshold)
+        fixed = to_fixed_point(vector, len(secure.state.keys))
+        masked = secure.mask(request, fixed, request_digest(message.content))
+        self._secure_reply(secure, {}, context)
+        return messages.make_content({MASKED: masked})
+
+    def _stage(self, message: Message, context: Context) -> tuple[FederatedRecipe, str, StatisticsSite]:
+        recipe = read_recipe(message, context)
+        site = self._prepared_site(message, context, recipe)
+        if not isinstance(site, StatisticsSite):
+            raise FederationError(f"a federated {recipe.kind} has no stages")
+        return recipe, str(messages.get_value(message.content, "stage")), site
+
+    @staticmethod
+    def _charge_stage(message: Message, context: Context, recipe: FederatedRecipe, site: StatisticsSite) -> None:
+        """Records the stage in the ledger of the site, after all refusals."""
+        charge_budget(recipe, context, site.sizes["train"], int(messages.get_value(message.content, "round")))
 
     def _secure_site(self, message: Message, context: Context) -> tuple[SecureSite, PrivacySettings]:
         recipe = read_recipe(message, context)
@@ -251,19 +258,28 @@ class _Handlers:
         context.state[_SECURE] = ConfigRecord({"state": json.dumps(site.to_json())})
         return messages.make_content(secure=reply)
 
-    def _update(self, message: Message, context: Context) -> SiteUpdate:
-        """The update of the site; saves its optimizer state in the context."""
+    def _update(self, message: Message, context: Context, compressed: bool = False) -> SiteUpdate:
+        """The update of the site, without personal layers; saves what the site keeps. compressed: its arrays are."""
         recipe = read_recipe(message, context)
-        site = self._prepared_site(message, context, recipe)
-        number, state = messages.get_value(message.content, "round"), context.state
-        if _OPTIMIZER in state and state.config_records[_ROUND]["round"] != number:
-            state[_PREVIOUS] = state[_OPTIMIZER]  # a repeated round starts from the state before it
-        previous = messages.from_record(state.array_records[_PREVIOUS]) if _PREVIOUS in state else None
-        update = site.train(messages.get_arrays(message.content), recipe, number, previous)
-        if update.optimizer_state:
-            state[_OPTIMIZER] = messages.to_record(update.optimizer_state)
-            state[_ROUND] = ConfigRecord({"round": number})
-        return update
+        site, kept = self._prepared_site(message, context, recipe), self._kept(message, context)
+        before = kept.before_round()
+        own = kept.personal(before)
+        weights = messages.get_arrays(message.content) | own
+        charge_budget(recipe, context, site.sizes["train"], kept.number)
+        update = site.train(weights, recipe, kept.number, optimizer_part(before))
+        keep = update.optimizer_state | mark({name: update.arrays[name] for name in own})
+        shared = {name: array for name, array in update.arrays.items() if name not in own}
+        if compressed:
+            shared, left_out = compress(shared, weights, recipe.federation, marked(before, RESIDUAL))
+            keep |= mark(left_out, RESIDUAL)
+        kept.save(keep)
+        return replace(update, arrays=shared)
+
+    @staticmethod
+    def _kept(message: Message, context: Context) -> KeptState:
+        """What the site keeps between rounds, in the round of a message."""
+        setup, number = (messages.get_value(message.content, name) for name in ("setup", "round"))
+        return KeptState(context, setup, number, marked(messages.from_record(context.state.array_records[_INPUTS])))
 
     def _prepared_site(self, message: Message, context: Context, recipe: FederatedRecipe) -> LocalSite:
         """The site, configured with the labels and the inputs of the message."""

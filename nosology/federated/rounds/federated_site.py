@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -22,9 +21,14 @@ from nosology.encoders.embedding_cache import EmbeddingCache
 from nosology.evaluation.counts import Counts, micro
 from nosology.evaluation.ranking_metrics import note_values, rank_codes
 from nosology.evaluation.scored import Scored
-from nosology.federated.federation_settings import FederatedHeadsRecipe, FederatedRecipe, FederationSettings
+from nosology.federated.federation_settings import (
+    FederatedHeadsRecipe,
+    FederatedRecipe,
+    FederatedStatisticsRecipe,
+    FederationSettings,
+)
 from nosology.federated.privacy.dp_sgd import PrivacyAccountant, train_epochs_private
-from nosology.federated.rounds.federation_setup import PREPROCESSING, Arrays, SiteMetadata
+from nosology.federated.rounds.federation_setup import PREPROCESSING, Arrays, SiteMetadata, reported_codes
 from nosology.federated.rounds.learner import HEAD_ROWS, LabelRows
 from nosology.models.heads.heads_net import (
     CodedVectors,
@@ -107,8 +111,7 @@ class FederatedSite:
     def metadata(self, min_site_notes: int) -> SiteMetadata:
         """The metadata of the site, without codes of fewer than `min_site_notes` notes."""
         train = self.notes["train"]
-        counts = Counter(code for codes in train.codes for code in set(codes))
-        codes = {code: count for code, count in counts.items() if count >= min_site_notes and self._uses(code)}
+        codes = reported_codes(train.codes, self.code_list, min_site_notes)
         dim = train.vectors.shape[1]
         return SiteMetadata(__version__, self.key, self.identity, dim, PREPROCESSING, len(train.codes), codes)
 
@@ -209,10 +212,10 @@ def proximal_term(net: nn.Module, federation: FederationSettings) -> Penalty | N
     """FedProx: mu / 2 times the squared distance from the weights of now, as a function of the net; else None."""
     if federation.strategy != "fedprox" or not federation.mu:
         return None
-    initial = {name: value.detach().clone() for name, value in net.named_parameters()}
+    initial = {name: value.detach().clone() for name, value in net.named_parameters() if value.requires_grad}
 
     def penalty(net: nn.Module) -> Tensor:
-        terms = [((value - initial[name]) ** 2).sum() for name, value in net.named_parameters()]
+        terms = [((value - initial[name]) ** 2).sum() for name, value in net.named_parameters() if name in initial]
         return federation.mu / 2 * sum(terms[1:], terms[0])
 
     return penalty
@@ -247,6 +250,7 @@ def restore_unused_labels(trained: Arrays, weights: Arrays, rows: LabelRows, lab
 
 def loop_settings(recipe: FederatedRecipe) -> TrainerSettings:
     """The training settings of a site. The learning-rate schedule runs over all rounds."""
+    assert not isinstance(recipe, FederatedStatisticsRecipe)
     epochs = recipe.federation.rounds * recipe.federation.local_epochs
     return recipe.training.model_copy(update={"epochs": epochs})
 

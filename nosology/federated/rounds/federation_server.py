@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -35,6 +35,7 @@ from nosology.federated.rounds.federation_setup import (
 from nosology.federated.rounds.learner import learner_of
 from nosology.federated.rounds.outcome import HistoryRow
 from nosology.federated.rounds.participants import PAUSE, Participants, SiteGrid, format_reasons
+from nosology.federated.rounds.robust_updates import select_counts
 from nosology.federated.rounds.strategy import ValidatingStrategy
 from nosology.models.bundle import Bundle, check_bundle_folder
 from nosology.training.run_folder import open_run_folder, run_folder
@@ -71,6 +72,7 @@ class FederationLoop(ABC):
     def __init__(self, recipe: FederatedRecipe, report: Report):
         self.check(recipe)
         self.recipe, self.settings, self.report = recipe, recipe.federation, report
+        self.rounds = learner_of(recipe).rounds
         self.refused: dict[str, str] = {}  # sites that do not take part, and why
         self._dev: SiteCounts | None = None  # of all sites, after the last round
 
@@ -124,7 +126,7 @@ class FederationLoop(ABC):
         """As `run`, within `federation_output`, whose folder is given."""
         self.folder = folder
         self._start(notes)
-        while self.checkpoint.number < self.settings.rounds:
+        while self.checkpoint.number < self.rounds:
             self._run_round(self.checkpoint.number + 1)
         bundle, history = self.finish(corpora), self.checkpoint.history
         bundle.save(out, also=outcome.write_history(history, self.folder))
@@ -149,7 +151,7 @@ class FederationLoop(ABC):
         started = time.monotonic()
         weights, row = self.train(number)
         row = {"round": number, "micro_f1": None, "epsilon": None} | row
-        last = number == self.settings.rounds
+        last = number == self.rounds
         if last or number % self.settings.evaluate_every == 0:
             counts = self.evaluate(number, weights, "dev", 1.0 if last else self.settings.fraction_evaluate)
             self._dev = counts if last else None
@@ -159,22 +161,27 @@ class FederationLoop(ABC):
         history = [*self.checkpoint.history, row]
         self.checkpoint = replace(self.checkpoint, number=number, weights=weights, history=history, **self.state())
         self.checkpoint.save(self.folder)
-        self.report(outcome.format_round(row, self.settings.rounds) + format_reasons(self.checkpoint.refused))
+        self.report(outcome.format_round(row, self.rounds) + format_reasons(self.checkpoint.refused))
 
     def finish(self, corpora: Sequence[Corpus]) -> Bundle:
         """The bundle: calibration and threshold from the dev notes of all sites, metrics from their test notes."""
         number, weights = self.checkpoint.number, self.checkpoint.weights
-        dev = self._dev or self.evaluate(number, weights, "dev", 1.0)
+        bundle = outcome.build_bundle(self.setup, self.checkpoint, self._dev_counts(), corpora, self.refused)
+        outcome.add_test_metrics(bundle, self.evaluate(number, weights, "test", 1.0, bundle))
+        return bundle
+
+    def _dev_counts(self, needed: bool = True) -> SiteCounts | None:
+        """The counts of the dev notes of all sites; FederationError if they are needed and no site replies."""
+        number = self.checkpoint.number
+        dev = self._dev or self.evaluate(number, self.checkpoint.weights, "dev", 1.0)
         if dev is None and self.cut_off:
             self.report("caution: the certificate of the server has expired: the bundle is not tuned on dev notes")
-        elif dev is None:
+        elif dev is None and needed:
             raise FederationError(
                 f"no site has replied to the evaluation after round {number}; the rounds are saved in {self.folder}: "
                 f"start the run again to continue{format_reasons(self.refused)}"
             )
-        bundle = outcome.build_bundle(self.setup, self.checkpoint, dev, corpora, self.refused)
-        outcome.add_test_metrics(bundle, self.evaluate(number, weights, "test", 1.0, bundle))
-        return bundle
+        return dev
 
 
 class FlowerFederation(FederationLoop):
@@ -232,7 +239,7 @@ class FlowerFederation(FederationLoop):
 
     def prepare(self) -> int:
         """The number of sites; loads the state of strategy and privacy budget."""
-        self.strategy.rows = self.setup.learner.label_rows(self.setup)
+        self.strategy.rows = self.setup.label_rows
         self.strategy.load_optimizer_state(self.checkpoint.optimizer_state)
         self.privacy = PrivacyBudget(self.recipe, self.checkpoint.privacy)
         self.strategy.reduce = self.privacy.reduce
@@ -272,6 +279,7 @@ class FlowerFederation(FederationLoop):
                 if (valid := len(strategy.accepted)) >= max(needed, self._needed()):
                     weights, loss = strategy.aggregate(number, updates)
                     row: HistoryRow = {"loss": loss, "sites": valid, "refused": len(strategy.refused)}
+                    row |= {"cut": strategy.cut} if strategy.cut else {}
                     return weights, row | self.privacy.epsilons()
                 reason = f"{valid} of {len(requests)} replies were valid, {needed} are needed"
             except AggregationError as error:
@@ -334,23 +342,30 @@ class FlowerFederation(FederationLoop):
         self, number: int, weights: Arrays, split: str, fraction: float, tuned: Bundle | None = None
     ) -> SiteCounts | None:
         """The summed counts of a sample of the online sites; None without any."""
-        sites = self.strategy.sample_sites(messages.EVALUATE, number, fraction, self.participants.online().values())
+        sites = self.strategy.sample_sites(messages.EVALUATE, number, fraction, self.evaluated_sites(number))
         content = messages.make_content(
             weights,
             recipe=self.recipe.model_dump(mode="json"),
             setup=self.setup.hash,
+            round=number,
             split=split,
             threshold=tuned.decision.threshold if tuned else None,
             calibration=asdict(outcome.calibration(tuned)) if tuned else None,
         )
-        total: SiteCounts | None = None
+        valid: list[SiteCounts] = []
         for site, reply in sorted(self.participants.request(messages.EVALUATE, dict.fromkeys(sites, content)).items()):
             counts = messages.read_counts(reply, self.setup.labels)
             if isinstance(counts, str):
                 self.report(f"{site} is not counted: {counts}")
             else:
-                total = counts if total is None else total + counts
-        return total
+                valid.append(counts)
+        if split == "dev":  # test counts are only reported
+            valid = select_counts(valid, self.settings)
+        return sum(valid[1:], valid[0]) if valid else None
+
+    def evaluated_sites(self, number: int) -> Collection[str]:
+        """The sites that may be asked to evaluate the weights of a round: all that are online."""
+        return self.participants.online().values()
 
     def finish(self, corpora: Sequence[Corpus]) -> Bundle:
         """The bundle, see `FederationLoop.finish`; waits for the sites of a resumed run."""

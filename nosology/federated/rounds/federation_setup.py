@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,15 @@ from nosology.core import SYSTEMS, BundleError, Code, ConfigError, DataError, __
 from nosology.core.files import json_sha256
 from nosology.core.label_space import LabelSpace
 from nosology.federated.federation_settings import FederatedRecipe, FederationSettings, read_federated_recipe
-from nosology.federated.rounds.learner import FederatedLearner, learner_of
+from nosology.federated.rounds.learner import FederatedLearner, LabelRows, learner_of
+from nosology.federated.rounds.personal_layers import Arrays, mark, personal_names
 from nosology.training.checkpoint import read_tensors, write_tensors
 
 PREPROCESSING = "text as given, standardised vectors"  # of heads
 COMPATIBILITY = ("package", "embedder", "dim", "preprocessing")  # must be equal at all sites
+_MAX_NUMBER = 10**9  # notes of a site, or dimensions
 SETUP_FILE, ROUND_FILE = "setup.safetensors", "round.safetensors"
 HISTORY, PLOT = "history.csv", "history.png"  # written at the end and moved into the bundle
-
-Arrays = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class SiteMetadata:
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> SiteMetadata:
         """The metadata of `to_json`; ValueError, KeyError or TypeError for anything else."""
-        codes = {Code(system, code): int(count) for system, code, count in value["codes"]}
+        codes = {Code(system, code): count for system, code, count in value["codes"]}
         metadata = cls(**(value | {"codes": codes}))
         texts = [
             metadata.package,
@@ -65,8 +66,9 @@ class SiteMetadata:
             *(part for code in codes for part in code),
         ]
         valid = all(isinstance(text, str) and text.isprintable() for text in texts)
-        valid = valid and isinstance(metadata.identity, dict) and min(codes.values(), default=1) > 0
-        if not valid or type(metadata.dim) is not int or type(metadata.notes) is not int or metadata.dim < 1:
+        numbers = [metadata.dim, metadata.notes, *codes.values()]
+        valid = valid and isinstance(metadata.identity, dict) and all(type(number) is int for number in numbers)
+        if not valid or min([metadata.dim, *codes.values()]) < 1 or max(numbers) > _MAX_NUMBER:
             raise ValueError("site metadata must be texts, a dict and whole numbers")
         if metadata.embedder != embedder_key(metadata.identity) or metadata.identity.get("dim") != metadata.dim:
             raise ValueError("key and dim must be those of the embedder's identity")
@@ -134,6 +136,24 @@ def shared_labels(metadata: Mapping[str, SiteMetadata], settings: FederationSett
     return LabelSpace(codes)
 
 
+def reported_codes(
+    notes: Iterable[Iterable[Code]], code_list: frozenset[Code] | None, min_site_notes: int
+) -> dict[Code, int]:
+    """The number of notes with each code that a site uses and that at least `min_site_notes` of its notes have.
+
+    notes: the codes of each. code_list: the codes that the site uses; None: all.
+    """
+    counts = Counter(code for note in notes for code in set(note) if code_list is None or code in code_list)
+    return {code: count for code, count in counts.items() if count >= min_site_notes}
+
+
+def setup_hash(labels: LabelSpace, arrays: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> str:
+    """A hash of labels and shared inputs. Sites compute it too, so a server cannot tell them different ones."""
+    described = [[name, str(array.dtype), list(array.shape)] for name, array in arrays.items()]
+    header = json.dumps([labels.to_json(), described, values], sort_keys=True)
+    return hashlib.sha256(b"".join([header.encode(), *(array.tobytes() for array in arrays.values())])).hexdigest()
+
+
 @dataclass(frozen=True, eq=False)
 class FederationSetup:
     """Recipe, labels and shared inputs of a federation, fixed before the first round."""
@@ -146,10 +166,9 @@ class FederationSetup:
 
     @property
     def hash(self) -> str:
-        """A hash of labels and inputs."""
+        """A hash of labels, inputs and the personal layers that all sites start with."""
         arrays, values = self.learner.pack_inputs(self.inputs)
-        parts = (self.labels.hash.encode(), *(array.tobytes() for array in arrays.values()))
-        return hashlib.sha256(b"".join(parts) + (json.dumps(values).encode() if values else b"")).hexdigest()[:16]
+        return setup_hash(self.labels, arrays | mark(self.personal), values)
 
     @property
     def learner(self) -> FederatedLearner:
@@ -163,8 +182,23 @@ class FederationSetup:
         return np.array([sum(site.codes.get(code, 0) for site in sites) for code in self.labels.codes], dtype=np.int64)
 
     def initial_weights(self) -> Arrays:
-        """The weights before the first round."""
-        return self.learner.initial_weights(self)
+        """The weights before the first round, without personal layers."""
+        weights = self.learner.initial_weights(self)
+        return {name: array for name, array in weights.items() if name not in self.personal}
+
+    @cached_property
+    def personal(self) -> Arrays:
+        """The personal layers before the first round; empty without `federation.personal`."""
+        if not (personal := self.recipe.federation.personal):
+            return {}
+        learner, weights = self.learner, self.learner.initial_weights(self)
+        return {name: weights[name] for name in personal_names(personal, learner.head, weights)}
+
+    @property
+    def label_rows(self) -> LabelRows:
+        """Which shared weights have one row per label."""
+        names = self.learner.label_rows(self).names
+        return LabelRows(tuple(name for name in names if name not in self.personal), len(self.labels))
 
     def save(self, folder: Path) -> None:
         """Writes setup.safetensors."""

@@ -38,6 +38,7 @@ class HeadsLearner(FederatedLearner[FederatedSite, Scaler]):
 
     recipe: FederatedHeadsRecipe
     preprocessing, site_tables = PREPROCESSING, {"kind", "embedder", "labels"}
+    head = ("out.",)
 
     @property
     def inputs_name(self) -> str:
@@ -48,6 +49,8 @@ class HeadsLearner(FederatedLearner[FederatedSite, Scaler]):
         """Raises ConfigError for a precision that a federation does not support."""
         if self.recipe.training.precision == "bf16":
             raise ConfigError('training.precision must be "fp32" or "fp64" in a federation; got "bf16"')
+        if self.recipe.federation.vocabulary or self.recipe.federation.privacy.word_noise:
+            raise ConfigError("a federated heads reads no words: it has no federation.vocabulary and no word_noise")
 
     def open_site(self, files: SiteFiles) -> FederatedSite:
         """The site; an embedder with its own code runs only if the site trusts it: the recipe is the server's."""

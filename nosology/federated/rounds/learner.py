@@ -33,6 +33,9 @@ LEARNERS: dict[str, str] = {
     "caml": "nosology.federated.rounds.word_learner:WordLearner",
     "laat": "nosology.federated.rounds.word_learner:WordLearner",
     "dual_laat": "nosology.federated.rounds.word_learner:WordLearner",
+    "hmhan": "nosology.federated.rounds.hmhan_learner:HmhanLearner",
+    "linear": "nosology.federated.rounds.linear_learner:LinearLearner",
+    "lexicon": "nosology.federated.rounds.lexicon_learner:LexiconLearner",
 }
 
 
@@ -104,6 +107,7 @@ class FederatedLearner(ABC, Generic[SiteT, InputsT]):
 
     preprocessing: ClassVar[str]  # change it when notes are processed differently before the net
     site_tables: ClassVar[set[str]]  # tables of the recipe that decide how a site is opened
+    head: tuple[str, ...]  # beginnings of the names of the weights of the output layer
 
     def __init__(self, recipe: Any):
         self.recipe = recipe
@@ -112,6 +116,16 @@ class FederatedLearner(ABC, Generic[SiteT, InputsT]):
     @abstractmethod
     def inputs_name(self) -> str:
         """What the net reads of a note, for a message."""
+
+    @property
+    def rounds(self) -> int:
+        """The number of rounds."""
+        return self.recipe.federation.rounds
+
+    @property
+    def reports_words(self) -> bool:
+        """Whether sites report words of their notes, or counts of them; a site policy may forbid it."""
+        return False
 
     @abstractmethod
     def check(self) -> None:
@@ -136,6 +150,10 @@ class FederatedLearner(ABC, Generic[SiteT, InputsT]):
     @abstractmethod
     def share_inputs(self, reports: Sequence[Any], labels: LabelSpace, metadata: Mapping[str, SiteMetadata]) -> InputsT:
         """What all sites use to turn notes into inputs of the net."""
+
+    def facts(self) -> dict[str, Any]:
+        """What the provenance of the bundle says in addition about the federation."""
+        return {}
 
     @abstractmethod
     def pack_inputs(self, inputs: InputsT) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

@@ -8,15 +8,16 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
+from itertools import chain
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
-from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
-from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from nosology.core.label_space import LabelSpace
-from nosology.federated.rounds.compression import decompress
+from nosology.federated.federation_settings import FederationSettings
+from nosology.federated.rounds.compression import compressed_names, decompress
 from nosology.federated.rounds.federated_site import SiteCounts, SiteUpdate
 from nosology.federated.rounds.federation_setup import Arrays
 from nosology.federated.rounds.learner import HEAD_ROWS, LabelRows
@@ -33,6 +34,7 @@ REFUSED = 1001  # error code: the reason is a sentence for the user, without dat
 FAILED = 1002  # error code: the reason is the class of an exception
 UNPREPARED = 1003  # error code: the site does not have the setup
 
+APP_RAISED, UNREACHABLE = 2, 5  # Flower's error codes that a simulation uses
 _FLOWER_ERRORS = {  # Flower's own error codes; their reasons may quote data and are not shown
     1: "its app could not be loaded",
     2: "its app raised an exception",
@@ -43,7 +45,10 @@ _FLOWER_ERRORS = {  # Flower's own error codes; their reasons may quote data and
     8: "its app crashed",
 }
 
+_RECORDS: dict[str, Any] = {kind.__name__: kind for kind in (ArrayRecord, MetricRecord, ConfigRecord)}
+_MAX_NUMBER = sys.float_info.max  # a larger whole number is no float
 MAX_VALUE = 1e6  # of a weight, a loss or a feature; larger values cannot come from training
+_MAX_DEPTH = 32  # of nested lists and dicts
 _MAX_NOTES, _MAX_CODES_PER_NOTE = 10**9, 10**3  # of an evaluation
 
 
@@ -75,9 +80,29 @@ def make_content(arrays: Arrays | ArrayRecord | None = None, **values: Any) -> R
 
 
 def get_value(content: RecordDict, name: str) -> Any:
-    """A value of `make_content`."""
+    """A value of `make_content`; KeyError if there is none, ValueError for text that `make_content` does not write."""
     packed = content.config_records[CONFIG][name]
-    return packed if isinstance(packed, bytes) else json.loads(str(packed))
+    if isinstance(packed, bytes):
+        return packed
+    try:
+        value = json.loads(str(packed), parse_float=_finite, parse_constant=_finite)
+    except RecursionError as error:
+        raise ValueError("values must not be nested deeply") from error
+    level = [value]
+    for _ in range(_MAX_DEPTH):
+        children = (
+            each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)
+        )
+        if not (level := list(chain.from_iterable(children))):
+            return value
+    raise ValueError("values must not be nested deeply")
+
+
+def _finite(text: str) -> float:
+    """The number of a text; ValueError for NaN and infinity."""
+    if not math.isfinite(number := float(text)):
+        raise ValueError("numbers must be finite")
+    return number
 
 
 def pack_message(content: RecordDict) -> RecordDict:
@@ -88,16 +113,48 @@ def pack_message(content: RecordDict) -> RecordDict:
     """
     if PACKED in content:
         return content
-    data = recorddict_to_proto(content).SerializeToString(deterministic=True)
-    return RecordDict({PACKED: ArrayRecord({PACKED: Array(np.frombuffer(data, dtype=np.uint8))})})
+    parts: list[bytes] = []  # data of arrays, and values that are bytes
+    header = {name: _pack_record(record, parts) for name, record in content.items()}
+    described = json.dumps(header).encode()
+    data = np.frombuffer(b"".join([len(described).to_bytes(8, "big"), described, *parts]), dtype=np.uint8)
+    return RecordDict({PACKED: ArrayRecord({PACKED: Array(data)})})
+
+
+def _pack_record(record: ArrayRecord | MetricRecord | ConfigRecord, parts: list[bytes]) -> list[Any]:
+    """The kind and the values of a record as JSON; bytes are appended to `parts`, and only their number is given."""
+    values: dict[str, Any] = {}
+    for name, value in record.items():
+        is_array = isinstance(value, Array)
+        if is_array or isinstance(value, bytes):
+            parts.append(value.data if is_array else value)
+            shape = [value.dtype, list(value.shape), value.stype] if is_array else []
+            values[name] = {"bytes": len(parts[-1]), "array": shape}
+        else:
+            values[name] = {"value": value}
+    return [type(record).__name__, values]
 
 
 def unpack_message(content: RecordDict) -> RecordDict:
-    """The content of a packed message; other content is returned unchanged."""
+    """The content of a packed message; other content is returned unchanged. Damaged content is empty."""
     if PACKED not in content:
         return content
-    data = content.array_records[PACKED][PACKED].numpy().tobytes()
-    return recorddict_from_proto(ProtoRecordDict.FromString(data))
+    try:
+        data = content.array_records[PACKED][PACKED].numpy().tobytes()
+        start = 8 + int.from_bytes(data[:8], "big")
+        records: dict[str, Any] = {}
+        for name, (kind, described) in json.loads(data[8:start]).items():
+            values: dict[str, Any] = {}
+            for key, value in described.items():
+                values[key] = value.get("value")
+                if "bytes" in value:
+                    values[key] = data[start : (start := start + value["bytes"])]
+                    if value["array"]:
+                        dtype, shape, stype = value["array"]
+                        values[key] = Array(dtype=dtype, shape=tuple(shape), stype=stype, data=values[key])
+            records[name] = _RECORDS[kind](values)
+        return RecordDict(records)
+    except Exception:  # whoever reads it finds that a record is missing
+        return RecordDict()
 
 
 def error_reply(code: int, reason: str, message: Message) -> Message:
@@ -128,12 +185,12 @@ def read_update(
     expected_notes: int | None = None,
     *,
     rows: LabelRows = HEAD_ROWS,
-    compressed: bool = False,
+    settings: FederationSettings | None = None,
 ) -> SiteUpdate | str:
     """The update in a reply, or why it is invalid.
 
     initial: the weights at the start of the round. expected_notes: the number of notes that the site has reported.
-    compressed: the arrays are those of `compress`.
+    settings: say how the arrays are compressed.
     """
     if reply.has_error():
         return error_reason(reply.error)
@@ -144,7 +201,7 @@ def read_update(
     except KeyError as error:
         return f"its reply has no {error.args[0]}"
     for name, number in ((NOTES, notes), (LOSS, loss)):
-        if not isinstance(number, int | float) or not math.isfinite(number):
+        if not isinstance(number, int | float) or not abs(number) <= _MAX_NUMBER:  # not a number is not at most
             return f"{name} must be a finite number"
     assert isinstance(notes, int | float) and isinstance(loss, int | float)
     if notes <= 0:
@@ -153,20 +210,24 @@ def read_update(
         return f"{NOTES} must be {expected_notes}, as reported before; got {notes:g}"
     if not 0 <= loss <= MAX_VALUE:
         return f"{LOSS} must be between 0 and {MAX_VALUE:g}; got {loss:g}"
-    if wrong := sorted(set(arrays) ^ set(initial)):
+    if settings is not None and settings.compression == "none":
+        settings = None
+    expected = set(initial) if settings is None else compressed_names(initial, settings)
+    if wrong := sorted(set(arrays) ^ expected):
         names = ", ".join(wrong[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
         return f"arrays must be those of the model; {names} missing or not allowed"
-    weights: Arrays = {}
-    for name, first in initial.items():
+    received: Arrays = {}
+    for name in sorted(expected):
         try:
-            weights[name] = arrays[name].numpy()
+            received[name] = arrays[name].numpy()
         except Exception:  # numpy raises various exceptions for a damaged array
             return f"{name} cannot be read"
-        if compressed and weights[name].dtype == np.uint16 and weights[name].shape == first.shape:
-            with np.errstate(over="ignore", invalid="ignore"):
-                weights[name] = decompress(weights[name], first)
-        elif compressed:
-            return f"{name} must be compressed (federation.compression)"
+    weights: Arrays = {}
+    for name, first in initial.items():
+        weight = received[name] if settings is None else decompress(received, name, first, settings)
+        if isinstance(weight, str):
+            return weight
+        weights[name] = weight
         if reason := _invalid_array(name, weights[name], first):
             return reason
     labels = rows.count(initial)
@@ -207,7 +268,12 @@ def read_statistics(reply: Message | None, dim: int) -> FeatureStatistics | str:
         return "its statistics cannot be read"
     sums = (statistics.total, statistics.squares)
     valid = all(array.shape == (dim,) and array.dtype == np.float64 and np.isfinite(array).all() for array in sums)
-    valid = valid and statistics.count >= 1 and bool((statistics.squares >= 0).all()) and _consistent(statistics)
+    valid = (
+        valid
+        and 1 <= statistics.count <= _MAX_NOTES
+        and bool((statistics.squares >= 0).all())
+        and _consistent(statistics)
+    )
     return statistics if valid else "its statistics are not count, sum and sum of squares of vectors"
 
 

@@ -15,6 +15,7 @@ from nosology.federated.federation_settings import FederatedRecipe
 from nosology.federated.rounds.federated_site import SiteCounts
 from nosology.federated.rounds.federation_setup import HISTORY, PLOT, FederationSetup, RoundCheckpoint
 from nosology.federated.rounds.learner import learner_of
+from nosology.federated.rounds.robust_updates import format_shares
 from nosology.models.bundle import Bundle
 from nosology.models.neural import Calibrated
 from nosology.models.train import provenance
@@ -23,7 +24,8 @@ from nosology.training.recipe_settings import LabelSettings
 
 HistoryRow = dict[str, Any]  # one round, keys as in COLUMNS
 _TRAFFIC = ("bytes_to_sites", "bytes_from_sites")  # of all messages of a round
-COLUMNS = ("round", "loss", "sites", "refused", "micro_f1", "epsilon", "record_epsilon", *_TRAFFIC, "seconds")
+_PRIVACY = ("epsilon", "record_epsilon")
+COLUMNS = ("round", "loss", "sites", "refused", "micro_f1", *_PRIVACY, *_TRAFFIC, "staleness", "seconds")
 
 
 def check_recipe(recipe: FederatedRecipe) -> None:
@@ -31,7 +33,7 @@ def check_recipe(recipe: FederatedRecipe) -> None:
     learner_of(recipe).check()
     if recipe.decision.threshold == "per_code":
         raise ConfigError('decision.threshold must be a number or "global" in a federation; got "per_code"')
-    if recipe.decision.at_least_one:
+    if recipe.decision.at_least_one is True:  # "auto" is false: sites do not report what it needs
         raise ConfigError(f"decision.at_least_one must be false in a federation; got {recipe.decision.at_least_one}")
     for name in ("min_notes", "max_notes", "top_k"):
         if (value := getattr(recipe.labels, name)) != LabelSettings.model_fields[name].default:
@@ -71,16 +73,21 @@ def build_bundle(
             "refused": dict(refused),
             "epsilon": last.get("epsilon"),
             "record_epsilon": last.get("record_epsilon"),
-        },
+        }
+        | setup.learner.facts()
+        | ({"personal": {"missing": list(setup.personal), "setup": setup.hash}} if setup.personal else {}),
     }
-    model = setup.learner.build_model(setup, checkpoint.weights, calibration)
-    report["shape"] = getattr(model, "settings", recipe.model).model_dump()  # of word nets with all sizes resolved
+    model = setup.learner.build_model(setup, checkpoint.weights | setup.personal, calibration)
+    if shape := getattr(model, "settings", getattr(recipe, "model", None)):  # of word nets with all sizes resolved
+        report["shape"] = shape.model_dump()
     return Bundle(model, Decision(threshold), recipe.model_dump(mode="json"), provenance(recipe, corpora, facts))
 
 
 def calibration(bundle: Bundle) -> PlattScaling:
-    """The calibration of the model in a bundle."""
-    assert isinstance(bundle.model, Calibrated) and isinstance(bundle.model.calibration, PlattScaling)
+    """The calibration of the logits of the sites; the identity if their logits are calibrated already."""
+    if not isinstance(bundle.model, Calibrated):
+        return PlattScaling()
+    assert isinstance(bundle.model.calibration, PlattScaling)
     return bundle.model.calibration
 
 
@@ -98,6 +105,8 @@ def format_round(row: HistoryRow, rounds: int) -> str:
     parts += [f"micro F1 {row['micro_f1']:.4f}"] if row["micro_f1"] is not None else []
     parts += [f"site epsilon {row['epsilon']:.2f}"] if row["epsilon"] is not None else []
     parts += [f"note epsilon {row['record_epsilon']:.2f}"] if row.get("record_epsilon") is not None else []
+    parts += [f"staleness {row['staleness']:.1f}"] if row.get("staleness") else []
+    parts += [shares] if (shares := format_shares(row.get("cut", {}))) else []
     return "  ".join([*parts, f"{row['seconds']:.1f} s"])
 
 

@@ -14,6 +14,7 @@ from nosology.federated.federation_settings import FederatedRecipe
 from nosology.federated.rounds import messages
 from nosology.federated.rounds.federation_setup import FederationSetup, SiteMetadata, incompatible_sites, too_few_notes
 from nosology.federated.rounds.learner import learner_of
+from nosology.federated.rounds.personal_layers import mark
 
 PAUSE = 0.5  # seconds between polls
 
@@ -40,17 +41,25 @@ class SiteGrid(ABC):
         """Whether the certificate of the server has expired: no site can connect any more."""
         return False
 
+    def now(self) -> float:
+        """The time in seconds."""
+        return time.monotonic()
+
+    def wait(self, deadline: float) -> None:
+        """Waits until a reply may have come, not longer than until a deadline."""
+        time.sleep(max(0.0, min(PAUSE, deadline - self.now())))
+
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float = math.inf) -> list[Message]:
         """The replies that come within the timeout."""
-        deadline = time.monotonic() + timeout
+        deadline = self.now() + timeout
         waiting, replies = self.push_messages(messages), list[Message]()
         while True:
             replies += self.pull_messages(waiting)
             received = {reply.metadata.reply_to_message_id for reply in replies}
             waiting = [message_id for message_id in waiting if message_id not in received]
-            if not waiting or time.monotonic() > deadline:
+            if not waiting or self.now() >= deadline:
                 return replies
-            time.sleep(PAUSE)
+            self.wait(deadline)
 
 
 class Participants:
@@ -86,16 +95,20 @@ class Participants:
 
     def _add_node(self, node: int, reply: Message) -> None:
         if reply.has_error():
-            self.refused[f"node {node}"] = messages.error_reason(reply.error)
-            if reply.error.code == messages.REFUSED:  # final; after other errors the request is repeated
+            is_final = reply.error.code == messages.REFUSED  # after other errors the request is repeated
+            name = self.grid.names.get(node) if is_final else None
+            self.refused.pop(f"node {node}", None)
+            self.refused[name or f"node {node}"] = messages.error_reason(reply.error)
+            if is_final:
                 self._replied.add(node)
+                self.metadata.pop(name or "", None)
             return
         self._replied.add(node)
         self.refused.pop(f"node {node}", None)
         try:
             site = str(messages.get_value(reply.content, "site"))
             metadata = SiteMetadata.from_json(messages.get_value(reply.content, "metadata"))
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
             self.refused[f"node {node}"] = "its metadata cannot be read"
             return
         if self.grid.names.get(node, site) != site:
@@ -190,13 +203,28 @@ class Participants:
             self._traffic[way] += sum(messages.content_bytes(each.content) for each in sent if each.has_content())
         return {names[reply.metadata.src_node_id]: reply for reply in replies if reply.metadata.src_node_id in names}
 
+    def push(self, requests: list[Message]) -> list[str]:
+        """The ids of messages, which are sent; does not wait for the replies."""
+        self._traffic[0] += sum(messages.content_bytes(request.content) for request in requests)
+        return self.grid.push_messages(requests)
+
+    def pull(self, message_ids: list[str]) -> dict[str, Message]:
+        """The replies that have come, by the id of the message."""
+        replies = self.grid.pull_messages(message_ids) if message_ids else []
+        self._traffic[1] += sum(messages.content_bytes(reply.content) for reply in replies if reply.has_content())
+        return {reply.metadata.reply_to_message_id: reply for reply in replies}
+
     def setup_content(self, setup: FederationSetup) -> RecordDict:
         """The content of `PREPARE`: labels, shared inputs and their hash."""
         arrays, inputs = setup.learner.pack_inputs(setup.inputs)
         values = {"labels": setup.labels.to_json()} | ({messages.INPUTS: inputs} if inputs else {})
         compatibility = setup.metadata[min(setup.metadata)].compatibility
         return messages.make_content(
-            arrays, recipe=self._recipe(), setup=setup.hash, compatibility=compatibility, **values
+            arrays | mark(setup.personal),
+            recipe=self._recipe(),
+            setup=setup.hash,
+            compatibility=compatibility,
+            **values,
         )
 
     def traffic(self) -> tuple[int, int]:

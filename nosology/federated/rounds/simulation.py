@@ -10,7 +10,6 @@ from typing import Literal
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.supercore.task_identity import TaskIdentity
 
 from nosology.core import DataError
@@ -20,9 +19,12 @@ from nosology.corpora.corpus import Corpus
 from nosology.corpora.group_splits import summarize_notes
 from nosology.corpora.splits import assign_sites
 from nosology.federated.federation_settings import FederatedHeadsRecipe, FederatedRecipe
+from nosology.federated.rounds import messages
 from nosology.federated.rounds.client_app import make_app
 from nosology.federated.rounds.federated_site import FederatedSite
+from nosology.federated.rounds.federation_modes import make_federation
 from nosology.federated.rounds.federation_server import FederationLoop, FlowerFederation, Report, federation_output
+from nosology.federated.rounds.kept_state import FOLDER
 from nosology.federated.rounds.learner import LocalSite, learner_of
 from nosology.federated.rounds.participants import SiteGrid
 from nosology.federated.rounds.vectorized import VectorizedFederation
@@ -30,7 +32,7 @@ from nosology.models.bundle import Bundle
 from nosology.training.run_folder import VECTORS, clear_run_folder
 
 SITE_NAME = "site-name"  # in the node config
-_FIRST_NODE = 100  # the server has node id 1
+_SERVER_NODE, _FIRST_NODE = 1, 100
 
 
 class InProcessGrid(SiteGrid):
@@ -42,13 +44,13 @@ class InProcessGrid(SiteGrid):
 
     timeout = 0.0  # seconds to wait for nodes: all are online from the start
 
-    def __init__(self, app: ClientApp, sites: Iterable[str], run_id: int = 1):
-        self.app, self.run_id = app, run_id
+    def __init__(self, app: ClientApp, sites: Iterable[str], run_id: int = 1, personal: Path | None = None):
+        self.app, self.run_id, self.personal = app, run_id, personal
         self._contexts: dict[int, Context] = {}
         self._replies: dict[str, Message] = {}
         self._ids, self._nodes = count(1), count(_FIRST_NODE)
         # Message() takes run and sender from this class; Flower's own programs set it in the same way
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run_id, SUPERLINK_NODE_ID, 0
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run_id, _SERVER_NODE, 0
         for site in sites:
             self.add(site)
 
@@ -56,7 +58,8 @@ class InProcessGrid(SiteGrid):
         """The id of a new node of a site; an existing node of the site is removed with its state."""
         self.remove(site)
         node_id = next(self._nodes)
-        self._contexts[node_id] = Context(self.run_id, node_id, {SITE_NAME: site}, RecordDict(), {})
+        config = {SITE_NAME: site} | ({FOLDER: str(self.personal / site)} if self.personal else {})
+        self._contexts[node_id] = Context(self.run_id, node_id, {**config}, RecordDict(), {})
         return node_id
 
     def remove(self, site: str) -> None:
@@ -88,18 +91,19 @@ class InProcessGrid(SiteGrid):
     def _process(self, message: Message) -> Message:
         context = self._contexts.get(message.metadata.dst_node_id)
         if context is None:
-            return Message(Error(ErrorCode.NODE_UNAVAILABLE, "no such node"), reply_to=message)
+            return Message(Error(messages.UNREACHABLE, "no such node"), reply_to=message)
         try:
             return self.app(message, context)
         except Exception as error:  # an exception of the app is a failure of its node, not of the run
             reason = f"{type(error)}:<'{error}'>"
-            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+            return Message(Error(messages.APP_RAISED, reason), reply_to=message)
 
 
-def simulation_grid(sites: Sequence[LocalSite]) -> InProcessGrid:
-    """A grid with one node per site."""
+def simulation_grid(sites: Sequence[LocalSite], personal: Path | None = None) -> InProcessGrid:
+    """A grid with one node per site. personal: a folder for the personal layers of the sites."""
     by_name = {site.name: site for site in sites}
-    return InProcessGrid(make_app(lambda context, _: by_name[str(context.node_config[SITE_NAME])]), by_name)
+    app = make_app(lambda context, _: by_name[str(context.node_config[SITE_NAME])])
+    return InProcessGrid(app, by_name, personal=personal)
 
 
 def corpus_sites(corpora: Sequence[Corpus]) -> dict[str, str]:
@@ -138,6 +142,11 @@ def simulated_sites(
     return learner_of(recipe).simulated_sites(corpora, site_of, folder)
 
 
+def personal_folder(out: Path) -> Path:
+    """The folder of the personal layers of all sites of a simulation, next to its bundle; one folder per site."""
+    return out.with_name(f"{out.name}-personal")
+
+
 def run_simulation(
     corpora: Sequence[Corpus],
     site_of: dict[str, str],
@@ -152,7 +161,7 @@ def run_simulation(
     """
     (VectorizedFederation if engine == "vectorized" else FlowerFederation).check(recipe)
     with federation_output(out) as folder:
-        loop = _simulated_loop(corpora, site_of, recipe, folder, engine, report)
+        loop = _simulated_loop(corpora, site_of, recipe, folder, engine, report, personal_folder(out))
         bundle = loop.run_in(folder, out, corpora, notes_hash(corpora, site_of)).bundle
         clear_run_folder(folder, marked=True)
     return bundle
@@ -165,6 +174,7 @@ def _simulated_loop(
     folder: Path,
     engine: Literal["flower", "vectorized"],
     report: Report,
+    personal: Path,
 ) -> FederationLoop:
     federation = recipe.federation
     stored = recipe.vectors.cache if isinstance(recipe, FederatedHeadsRecipe) else ""
@@ -174,4 +184,8 @@ def _simulated_loop(
     recipe = recipe.model_copy(update={"federation": federation.model_copy(update=limits)})
     if engine == "vectorized" and isinstance(recipe, FederatedHeadsRecipe):  # its `check` has refused other kinds
         return VectorizedFederation([site for site in sites if isinstance(site, FederatedSite)], recipe, report)
-    return FlowerFederation(simulation_grid(sites), recipe, report)
+    if federation.mode == "async":
+        from nosology.federated.rounds.virtual_clock import virtual_grid
+
+        return make_federation(virtual_grid(sites, personal=personal), recipe, report)
+    return make_federation(simulation_grid(sites, personal), recipe, report)

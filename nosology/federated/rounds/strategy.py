@@ -22,18 +22,26 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.app.message.message import make_message
 from flwr.app.metadata import Metadata
 from flwr.serverapp.exception import AggregationError
-from flwr.serverapp.strategy import FedAdam, FedAvg, FedMedian, FedProx, FedTrimmedAvg, FedYogi, Krum
+from flwr.serverapp.strategy import FedAdam, FedAvg, FedMedian, FedProx, FedTrimmedAvg, FedYogi
 from flwr.serverapp.strategy.fedopt import FedOpt
-from flwr.serverapp.strategy.fedtrimmedavg import trim_mean
 
 from nosology.federated.federation_settings import FederationSettings
 from nosology.federated.rounds import messages
 from nosology.federated.rounds.federated_site import SiteUpdate
 from nosology.federated.rounds.federation_setup import Arrays
 from nosology.federated.rounds.learner import HEAD_ROWS, LabelRows
+from nosology.federated.rounds.robust_updates import (
+    KRUM,
+    ROBUST,
+    Shares,
+    bound_norms,
+    choose_updates,
+    cut_shares,
+    merge_shares,
+    trimmed_sites,
+)
 from nosology.training.batch_plan import derive_seed
 
-ROBUST = ("trimmed_mean", "median", "krum")  # strategies that compare sites
 # tau of FedAdam and FedYogi is added to the root of the second moment, so it damps small updates. Sites with AdamW move
 # every weight by about the learning rate, noise included. With FedSGD a rare code has a tiny gradient.
 _TAU = {"adamw": 1e-3, "fedsgd": 1e-8}
@@ -43,7 +51,7 @@ Reduce = Callable[[int, Arrays, list[SiteUpdate]], SiteUpdate]  # round, weights
 
 
 def flower_strategy(settings: FederationSettings) -> FedAvg:
-    """The Flower strategy of the settings."""
+    """The Flower strategy of the settings; of krum and multi_krum, the mean of the chosen updates."""
     if settings.strategy in ("fedadam", "fedyogi"):
         optimizer = FedAdam if settings.strategy == "fedadam" else FedYogi
         return optimizer(
@@ -53,8 +61,6 @@ def flower_strategy(settings: FederationSettings) -> FedAvg:
         return FedProx(proximal_mu=settings.mu)
     if settings.strategy == "trimmed_mean":
         return FedTrimmedAvg(beta=settings.trim)
-    if settings.strategy == "krum":
-        return Krum(num_malicious_nodes=settings.malicious)
     return FedMedian() if settings.strategy == "median" else FedAvg()
 
 
@@ -74,15 +80,16 @@ class ValidatingStrategy:
         self.initial: Arrays = {}  # weights at the start of the round
         self.accepted: list[str] = []
         self.refused: dict[str, str] = {}
+        self.cut: Shares = {}  # of the last round: how much of the update of a site was cut off
 
     @property
     def min_replies(self) -> int:
         """The number of replies that the strategy needs, whatever the quorum."""
-        if self.settings.strategy == "krum":
+        if self.settings.strategy in KRUM:
             return 2 * self.settings.malicious + 3
         if self.settings.strategy == "trimmed_mean" and self.settings.trim:
-            return next(n for n in range(1, 10**6) if int(self.settings.trim * n))  # with fewer nothing is trimmed
-        return 1
+            return next(n for n in range(1, 10**6) if trimmed_sites(self.settings, n))  # with fewer nothing is trimmed
+        return 3 if self.settings.norm_multiple else 1  # the median norm of two is not that of an honest site
 
     def sample_sites(self, purpose: str, number: int, fraction: float, online: Iterable[str]) -> list[str]:
         """The sorted sites of a round: a fraction of those online, at least one, sampled by seed and round."""
@@ -106,8 +113,8 @@ class ValidatingStrategy:
         updates: dict[str, SiteUpdate] = {}
         self.refused = {}
         for site, reply in sorted(replies, key=lambda item: (item[0], item[1].metadata.src_node_id)):
-            reported, compressed = self.notes.get(site), self.settings.compression == "bf16"
-            update = messages.read_update(site, reply, self.initial, reported, rows=self.rows, compressed=compressed)
+            reported, settings = self.notes.get(site), self.settings
+            update = messages.read_update(site, reply, self.initial, reported, rows=self.rows, settings=settings)
             if site in updates:
                 self.refused[site] = "it has replied twice"
             elif isinstance(update, str):
@@ -125,7 +132,11 @@ class ValidatingStrategy:
         loss = sum(update.notes * update.loss for update in updates) / notes if notes else math.nan
         if not math.isfinite(loss):
             raise AggregationError("the loss of the round is not finite")
-        new = self._apply(server_round, fill_unused_labels(updates, self.initial, self.settings, self.rows))
+        bounded, shortened = bound_norms(updates, self.initial, self.settings)
+        filled = fill_unused_labels(bounded, self.initial, self.settings, self.rows)
+        chosen = choose_updates(filled, self.initial, self.settings)
+        new = self._apply(server_round, chosen)
+        self.cut = merge_shares(shortened, cut_shares(filled, chosen, self.settings))
         unused = ~np.any([update.label_mask for update in updates], axis=0)
         for name, first in self.initial.items():
             new[name] = new[name].astype(first.dtype)  # FedAdam returns float64
@@ -143,18 +154,7 @@ class ValidatingStrategy:
         if isinstance(self.inner, FedOpt):
             names = [name for name in names if not name.endswith(("running_mean", "running_var"))]
             self.inner.current_arrays = {name: self.initial[name] for name in names}
-        krum = isinstance(self.inner, Krum)
-        if krum:  # it subtracts squared norms: of whole weights in float32 the result would be rounding noise
-            updates = [
-                replace(
-                    update,
-                    arrays={name: update.arrays[name].astype(np.float64) - self.initial[name] for name in names},
-                )
-                for update in updates
-            ]
         new = _aggregate(self.inner, server_round, updates, names)
-        if krum:
-            new = {name: self.initial[name] + new[name] for name in names}
         if rest := [name for name in self.initial if name not in new]:
             new |= _aggregate(FedAvg(), server_round, updates, rest)
         return {name: new[name] for name in self.initial}
@@ -177,7 +177,9 @@ def fill_unused_labels(
 ) -> list[SiteUpdate]:
     """The updates, with rows of labels that a site does not use replaced by the aggregate of the sites that use them.
 
-    The mean over all sites is then the mean over the sites that use the label. Rows that no site uses stay as they are.
+    The mean over all sites is then the mean over the sites that use the label; median and trimmed mean likewise. If
+    Krum chooses a site that does not use a label, its row is the median of the sites that use it. Rows that no site
+    uses stay as they are.
     """
     masks = np.stack([update.label_mask for update in updates])  # (sites, L)
     partial = np.flatnonzero(~masks.all(0))
@@ -198,11 +200,14 @@ def _aggregate_rows(
     rows: np.ndarray, masks: np.ndarray, weights: np.ndarray, initial: np.ndarray, settings: FederationSettings
 ) -> np.ndarray:
     """The aggregated rows (labels, ...) over the sites that use each label; masks: (sites, labels)."""
-    if settings.strategy in ("median", "trimmed_mean"):
+    if settings.strategy in ROBUST:
         result = initial.copy()
+        # as many sites are cut off as of all sites: those that send false updates may all use the label
+        cut = trimmed_sites(settings, len(rows)) if settings.strategy == "trimmed_mean" else len(rows)
         for label in np.flatnonzero(masks.any(0)):
-            used = rows[masks[:, label], label]
-            result[label] = np.median(used, 0) if settings.strategy == "median" else trim_mean(used, settings.trim)
+            used = np.sort(rows[masks[:, label], label], axis=0)
+            ends = min(cut, (len(used) - 1) // 2)
+            result[label] = used[ends : len(used) - ends].mean(0)
         return result
     label_weights = masks * weights[:, None]
     total = label_weights.sum(0)

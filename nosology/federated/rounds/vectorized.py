@@ -50,10 +50,14 @@ def check_vectorized(recipe: FederatedRecipe) -> None:
     if not isinstance(recipe, FederatedHeadsRecipe):
         raise ConfigError(f"the vectorized engine trains coders of kind heads; got {recipe.kind}: use --engine flower")
     for name, value, allowed in (
+        ("mode", settings.mode, ("sync",)),
         ("strategy", settings.strategy, ("fedavg", "fedprox")),
         ("optimizer_state", settings.optimizer_state, ("reset",)),
         ("fraction_train", settings.fraction_train, (1.0,)),
         ("compression", settings.compression, ("none",)),
+        ("personal", settings.personal, ([],)),
+        ("norm_bound", settings.norm_bound, (0,)),
+        ("norm_multiple", settings.norm_multiple, (0,)),
     ):
         if value not in allowed:
             choices = " or ".join(map(str, allowed))

@@ -27,6 +27,7 @@ from nosology.federated.rounds import messages
 from nosology.federated.rounds.federated_site import SPLITS
 from nosology.federated.rounds.federation_setup import Arrays, FederationSetup, SiteMetadata
 from nosology.federated.rounds.learner import FederatedLearner, LabelRows, SiteFiles
+from nosology.federated.rounds.word_noise import WordNoise
 from nosology.federated.rounds.word_site import (
     WORD_PREPROCESSING,
     SharedWords,
@@ -52,11 +53,17 @@ class WordLearner(FederatedLearner[WordSite, SharedWords]):
 
     recipe: FederatedWordRecipe
     preprocessing, site_tables = WORD_PREPROCESSING, {"kind", "vectors", "labels"}
+    head = ("learned.", "classifier.")  # of CAML and LAAT, of DualLAAT
 
     @property
     def inputs_name(self) -> str:
         """Words."""
         return "read as words"
+
+    @property
+    def reports_words(self) -> bool:
+        """Whether there is no public list of words."""
+        return not self.recipe.federation.vocabulary
 
     def check(self) -> None:
         """Raises ConfigError for settings that word nets do not support in a federation."""
@@ -111,9 +118,11 @@ class WordLearner(FederatedLearner[WordSite, SharedWords]):
         return WordSite(name, parts, vectors.cleaning, vectors.size, self.recipe.labels)
 
     def report(self, site: WordSite) -> RecordDict:
-        """The words of enough patients; no words if the vocabulary is a public list."""
-        federation = self.recipe.federation
-        counts = {} if federation.vocabulary else site.word_counts(federation.min_site_notes)
+        """The words of enough patients, or noisy counts; no words if the vocabulary is a public list."""
+        federation, counts = self.recipe.federation, WordCounts()
+        if not federation.vocabulary:
+            noise = WordNoise.of(federation)
+            counts = site.noisy_word_counts(noise) if noise else site.word_counts(federation.min_site_notes)
         return messages.make_content(words=counts)
 
     def read_report(self, reply: Message | None, metadata: SiteMetadata) -> WordCounts | str:
@@ -147,6 +156,11 @@ class WordLearner(FederatedLearner[WordSite, SharedWords]):
             extra = chain(extra, read_words(Path(recipe.federation.vocabulary)))
         words = Vocabulary.build(counts, recipe.vectors.min_notes, extra).words
         return SharedWords(words, sum(site.notes for site in metadata.values()))
+
+    def facts(self) -> dict[str, Any]:
+        """The epsilon of the reported words, where they have noise."""
+        noise = WordNoise.of(self.recipe.federation)
+        return {"word_epsilon": noise.epsilon} if noise and not self.recipe.federation.vocabulary else {}
 
     def pack_inputs(self, inputs: SharedWords) -> tuple[Arrays, dict[str, Any]]:
         """Words and number of notes as values."""

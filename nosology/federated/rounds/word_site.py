@@ -5,7 +5,7 @@ Words are read from the word caches of the corpora, which stay at the site. Noth
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,6 +20,7 @@ from nosology.corpora.word_cache import Cleaning, word_cache
 from nosology.encoders.cached_words import EncodedWords
 from nosology.encoders.tokenizers import PAD, UNKNOWN, Vocabulary, WordTokenizer
 from nosology.federated.federation_settings import FederatedDualLaatRecipe, FederatedWordRecipe
+from nosology.federated.privacy.dp_sgd import secure_generator
 from nosology.federated.rounds.federated_site import (
     SiteCounts,
     SiteUpdate,
@@ -31,8 +32,9 @@ from nosology.federated.rounds.federated_site import (
     round_epochs,
     used_labels,
 )
-from nosology.federated.rounds.federation_setup import Arrays, SiteMetadata, embedder_key
+from nosology.federated.rounds.federation_setup import Arrays, SiteMetadata, embedder_key, reported_codes
 from nosology.federated.rounds.learner import LabelRows
+from nosology.federated.rounds.word_noise import WordNoise
 from nosology.models.dual_laat.dual_laat_trainer import build_dual_laat
 from nosology.models.laat.laat_trainer import build_laat
 from nosology.models.neural import NeuralModel, default_device
@@ -112,8 +114,7 @@ class WordSite:
     def metadata(self, min_site_notes: int) -> SiteMetadata:
         """The metadata of the site, without codes of fewer than `min_site_notes` notes."""
         codes = codes_in_systems(self.label_settings, self.examples["train"].codes)
-        counts = Counter(code for note in codes for code in set(note) if self._uses(code))
-        reported = {code: count for code, count in counts.items() if count >= min_site_notes}
+        reported = reported_codes(codes, self.code_list, min_site_notes)
         identity = {"tokenizer": "words", "cleaning": self.cleaning, "dim": self.size}
         key = embedder_key(identity)
         return SiteMetadata(__version__, key, identity, self.size, WORD_PREPROCESSING, len(codes), reported)
@@ -124,6 +125,19 @@ class WordSite:
         Patients are counted, not notes: the name of one patient may be in many notes. A note without a patient counts
         as one patient.
         """
+        words, patients = self._words_of_patients()
+        counts = np.zeros(len(words), np.int64)
+        for numbers in patients:
+            counts[numbers] += 1
+        reported = zip(words, counts.tolist())
+        return {word: count for word, count in sorted(reported) if count >= max(1, min_site_notes)}
+
+    def noisy_word_counts(self, noise: WordNoise) -> dict[str, int]:
+        """The words that a site reports with noise, with their noisy number of patients."""
+        return noise.report(*self._words_of_patients(), secure_generator())
+
+    def _words_of_patients(self) -> tuple[list[str], list[np.ndarray]]:
+        """The words of train notes, and for each patient the numbers of the different words of all notes."""
         train, number_of = self.examples["train"], dict[str, int]()
         found: dict[str, list[np.ndarray]] = defaultdict(list)  # by patient, the numbers of words; of all corpora
         for corpus in train.corpora:
@@ -133,11 +147,7 @@ class WordSite:
                 if train.keep(note):
                     ids = np.unique(cache.ids[cache.bounds[row] : cache.bounds[row + 1]])
                     found[note.patient or note.id].append(numbers[ids])
-        counts = np.zeros(len(number_of), np.int64)
-        for of_patient in found.values():
-            counts[np.unique(np.concatenate(of_patient))] += 1
-        reported = ((word, int(counts[number])) for word, number in number_of.items())
-        return {word: count for word, count in sorted(reported) if count >= max(1, min_site_notes)}
+        return list(number_of), [np.unique(np.concatenate(of_patient)) for of_patient in found.values()]
 
     def configure(self, labels: LabelSpace, inputs: SharedWords) -> None:
         """Sets labels and words of the federation."""

@@ -70,7 +70,7 @@ class HmhanEnsembleTrainer:
     @classmethod
     def from_notes(cls, recipe: HmhanRecipe, notes: list[Note], folder: Path, run_fingerprint: str) -> Self:
         labels = label_space(recipe.labels, codes_in_systems(recipe.labels, [note.codes for note in notes]))
-        tokenizer, encoder = _load_encoder(recipe)
+        tokenizer, encoder = load_report_encoder(recipe)
         columns = MetadataColumns.fit((note.extra for note in notes), recipe.columns.numbers, recipe.columns.choices)
         model = cls.new_model(recipe, notes, labels, tokenizer, columns)
         train = ReportDataset.from_notes(notes, recipe, model)
@@ -111,7 +111,7 @@ class HmhanEnsembleTrainer:
 
     def encode(self, dataset: ReportDataset) -> CachedStates:
         """The states of reports by the pretrained encoder, from the cache where they are there."""
-        encoder = self.encoder or _load_encoder(self.recipe)[1]
+        encoder = self.encoder or load_report_encoder(self.recipe)[1]
         folder = self.recipe.states.cache or self.folder / STATES
         cache = EncoderStateCache(folder, encoder_fingerprint(encoder), encoder.width)
         return cache.add([report.ids for report in dataset.reports], lambda texts: encode_texts(encoder, texts))
@@ -124,18 +124,36 @@ class HmhanEnsembleTrainer:
 
     def build_net(self, rows: np.ndarray, seed: int, synthetic: SyntheticRows | None = None) -> HmhanNet:
         """An untrained net, initialised for these rows of the train reports and synthetic rows."""
+        train = self.train
+        counts = torch.from_numpy(train.label_counts(rows).astype(np.float32))
+        known = torch.from_numpy(train.known_counts(train.versions[rows]).astype(np.float32))
+        shift = None
+        if synthetic is not None:
+            added = torch.from_numpy(synthetic.targets.sum(0))
+            added_known = torch.from_numpy(train.known_counts(train.versions[synthetic.first]).astype(np.float32))
+            shift = log_odds_shift(counts, known, added, added_known)
+        seen = np.any([train.reports[row].columns for row in rows], axis=0)
+        return self.new_net(seed, np.asarray(seen), counts, known, shift)
+
+    def new_net(
+        self, seed: int, seen: np.ndarray, counts: torch.Tensor, known: torch.Tensor, shift: torch.Tensor | None = None
+    ) -> HmhanNet:
+        """An untrained net for reports with these counts.
+
+        seen: (C,) bool, columns that are not 0 in all of them. counts: (L,) reports with each label, of the `known`
+        (L,) for which it is known. shift: (L,) of the log odds, by synthetic rows.
+        """
         torch.manual_seed(seed)
         recipe, model, categories = self.recipe, self.model, self.model.categories
-        encoder = self.encoder or _load_encoder(recipe)[1]
+        encoder = self.encoder or load_report_encoder(recipe)[1]
         net = HmhanNet(
             model.settings, recipe.loss, encoder, torch.from_numpy(categories.of_label), len(model.columns),
             recipe.columns.width, recipe.columns.fusion == "early",
         )  # fmt: skip
         if net.column_layer is not None:
-            # A column that is 0 in all these rows (such as "age unknown") is not learned: its random weights must go.
-            seen = np.stack([self.train.reports[row].columns for row in rows]).any(0)
+            # A column that is 0 in all reports (such as "age unknown") is not learned: its random weights must go.
             net.column_layer.weight.data[:, torch.from_numpy(~seen)] = 0
-        self._initialize_output(net, rows, synthetic)
+        self._initialize_output(net, counts, known, shift)
         if model.settings.init_from_descriptions and isinstance(net.look, HierarchicalAttention):
             descriptions = [label_description(code, expand_headers=True) for code in model.labels.codes]
             net.look.initialize_queries(
@@ -143,17 +161,15 @@ class HmhanEnsembleTrainer:
             )
         return net
 
-    def _initialize_output(self, net: HmhanNet, rows: np.ndarray, synthetic: SyntheticRows | None) -> None:
+    def _initialize_output(
+        self, net: HmhanNet, counts: torch.Tensor, known: torch.Tensor, shift: torch.Tensor | None
+    ) -> None:
         """Sets class weights, prior shift and the output layer of an untrained net."""
-        train, settings, loss = self.train, self.model.settings, self.recipe.loss
-        counts = torch.from_numpy(train.label_counts(rows).astype(np.float32))
-        known = torch.from_numpy(train.known_counts(train.versions[rows]).astype(np.float32))
+        settings, loss = self.model.settings, self.recipe.loss
         if loss.weighted:
             net.weights.copy_(class_weights(counts, known, loss.max_class_weight))
-        if synthetic is not None:
-            added = torch.from_numpy(synthetic.targets.sum(0))
-            added_known = torch.from_numpy(train.known_counts(train.versions[synthetic.first]).astype(np.float32))
-            net.prior_shift.copy_(log_odds_shift(counts, known, added, added_known))
+        if shift is not None:
+            net.prior_shift.copy_(shift)
         bias = None
         if settings.output_bias == "prior":  # an untrained net returns the frequency of each code, or its offset
             rates = counts / known.clamp(min=1)
@@ -331,7 +347,7 @@ def _layers(encoder: WindowedTransformer) -> list[list[torch.nn.Parameter]]:
     return [group for group in (*layers, outside) if group]
 
 
-def _load_encoder(recipe: HmhanRecipe) -> tuple[ReportTokenizer, WindowedTransformer]:
+def load_report_encoder(recipe: HmhanRecipe) -> tuple[ReportTokenizer, WindowedTransformer]:
     """The tokenizer and the pretrained encoder of a recipe."""
     settings = recipe.report
     tokenizer, encoder = load_pretrained(recipe.model.encoder, 0, settings.max_tokens)

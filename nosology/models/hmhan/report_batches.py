@@ -209,15 +209,19 @@ class ReportBatchBuilder:
         cached_states: CachedStates | DeviceCachedStates | None,
         synthetic: SyntheticRows | None,
         offsets: np.ndarray | None = None,
+        labels: dict[int, np.ndarray] | None = None,
     ):
-        """cached_states: of all reports, if the encoder is frozen. offsets: (N, L), see `ReportBatch.offset`."""
+        """cached_states: of all reports, if the encoder is frozen. offsets: (N, L), see `ReportBatch.offset`.
+
+        labels: that a report of each ICD version can have; None: those of the reports.
+        """
         self.train, self.rows, self.cached_states, self.synthetic = train, rows, cached_states, synthetic
         self.offsets = offsets
         self.synthetic_of: dict[int, list[int]] = {}  # report -> its synthetic rows, which are in the same batch
         if synthetic is not None:
             for number, row in enumerate(synthetic.first.tolist()):
                 self.synthetic_of.setdefault(row, []).append(number)
-        self._labels = labels_by_version(train)
+        self._labels = labels_by_version(train) if labels is None else labels
         self._gpu = torch.cuda.is_available()
 
     def build(self, chosen: np.ndarray, _: Any) -> ReportBatch:

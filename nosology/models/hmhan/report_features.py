@@ -10,9 +10,9 @@ import numpy as np
 
 from nosology.encoders.tokenizers import Encoding
 
-_MAX_VALUES = 50  # of a categorical column; rarer values are unknown
+MAX_VALUES = 50  # of a categorical column; rarer values are unknown
 _MAX_Z_SCORE = 10.0  # larger values are probably typing errors and must not dominate
-_MAX_NUMBER = 1e12
+MAX_NUMBER = 1e12
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +37,14 @@ class MetadataColumns:
         extras = list(extras)
         scales, categories = {}, {}
         for name in numbers:
-            values = [value for extra in extras if (value := _number(extra.get(name))) is not None]
+            values = [value for extra in extras if (value := column_number(extra.get(name))) is not None]
             if values:
                 scales[name] = (float(np.mean(values)), float(np.std(values)) or 1.0)
         for name in choices:
             values = [str(value) for extra in extras if (value := extra.get(name)) not in (None, "")]
             if values:
                 names, counts = np.unique(values, return_counts=True)
-                categories[name] = sorted(names[np.argsort(-counts, kind="stable")[:_MAX_VALUES]].tolist())
+                categories[name] = sorted(names[np.argsort(-counts, kind="stable")[:MAX_VALUES]].tolist())
         return cls(scales, categories)
 
     def __len__(self) -> int:
@@ -54,7 +54,7 @@ class MetadataColumns:
         """The vector (C,), float32, of a note's `extra`; missing and new values are unknown."""
         parts: list[float] = []
         for name, (mean, deviation) in self.numbers.items():
-            number = _number(extra.get(name))
+            number = column_number(extra.get(name))
             if number is None:
                 parts += [0.0, 1.0]
             else:
@@ -73,9 +73,10 @@ class MetadataColumns:
         return cls({name: (pair[0], pair[1]) for name, pair in value["numbers"].items()}, value["choices"])
 
 
-def _number(value: Any) -> float | None:
+def column_number(value: Any) -> float | None:
+    """The number of a value of a column; None if it is no number, or too large to be one."""
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
         return None
-    return number if abs(number) < _MAX_NUMBER else None
+    return number if abs(number) < MAX_NUMBER else None

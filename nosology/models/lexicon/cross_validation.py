@@ -164,7 +164,7 @@ class CrossValidation:
         """Held-out probabilities of the mention classifier, one array per note, and the classifier of all notes."""
         learn, seed = self.recipe.learn, self.recipe.seed
         threads = max(1, self.n_workers // (learn.folds + 1))
-        fits = [partial(_boost_mentions, learn, seed), partial(_grow_mentions, learn, seed, threads)]
+        fits = [partial(boost_mentions, learn, seed), partial(grow_mentions, learn, seed, threads)]
         rows, targets = [item.table.rows for item in examples], [item.target for item in examples]
         boosted, forest = self._held_out(fits, rows, targets, "scoring mentions")
         scores = [(one + other) / 2 for one, other in zip(boosted.scores, forest.scores)]
@@ -172,7 +172,7 @@ class CrossValidation:
 
     def code_scores(self, tables: Sequence[np.ndarray], targets: Sequence[np.ndarray]) -> HeldOut:
         """Held-out probabilities of the code classifier, one array per note, and the classifier of all notes."""
-        fit = partial(_boost_codes, self.recipe.learn, self.recipe.seed)
+        fit = partial(boost_codes, self.recipe.learn, self.recipe.seed)
         return self._held_out([fit], tables, targets, "scoring codes")[0]
 
     def _held_out(
@@ -247,13 +247,13 @@ def _fit_outside(
     return classifier, classifier.probabilities(rows[row_fold == fold])
 
 
-def _boost_mentions(learn: LearnSettings, seed: int, rows: np.ndarray, target: np.ndarray) -> Trees:
+def boost_mentions(learn: LearnSettings, seed: int, rows: np.ndarray, target: np.ndarray) -> Trees:
     return Trees.boost(
         rows, target, rounds=learn.rounds, leaves=learn.leaves, rate=learn.rate, min_leaf=learn.min_leaf, seed=seed
     )
 
 
-def _grow_mentions(learn: LearnSettings, seed: int, threads: int, rows: np.ndarray, target: np.ndarray) -> Trees:
+def grow_mentions(learn: LearnSettings, seed: int, threads: int, rows: np.ndarray, target: np.ndarray) -> Trees:
     return Trees.forest(
         rows,
         target,
@@ -265,7 +265,7 @@ def _grow_mentions(learn: LearnSettings, seed: int, threads: int, rows: np.ndarr
     )
 
 
-def _boost_codes(learn: LearnSettings, seed: int, rows: np.ndarray, target: np.ndarray) -> Trees:
+def boost_codes(learn: LearnSettings, seed: int, rows: np.ndarray, target: np.ndarray) -> Trees:
     """A code classifier. It has few examples, hence half the trees with half the leaves."""
     return Trees.boost(
         rows,

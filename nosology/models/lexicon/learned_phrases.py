@@ -143,9 +143,8 @@ def learn_from_evidence(notes: Sequence[NoteEvidence], systems: Collection[str],
         for code in phrases[keys]:
             codes[code] = max(codes[code], 1)  # parts of evidence may be too far apart for the index
     surfaces = {text: (count, surface_codes[text]) for text, count in surface_seen.items()}
-    learned = pack_counts(
-        index, counts, seen, surfaces, _key_counts(notes), [note.note for note in notes], set(systems)
-    )
+    code_notes = count_codes((note.note for note in notes), systems)
+    learned = pack_counts(index, counts, seen, surfaces, _key_counts(notes), code_notes, len(notes))
     words = [note.words for note in notes[:MAX_NOTES] if note.words is not None]
     return replace(learned, tagger=Tagger.fit_words(words)) if words else learned
 
@@ -181,17 +180,21 @@ def is_separate(start: int, end: int, others: Iterable[tuple[int, int]]) -> bool
     )
 
 
+def count_codes(notes: Iterable[Note], systems: Collection[str]) -> Counter[Code]:
+    """The number of notes of each code of some systems."""
+    return Counter(code for note in notes for code in set(note.codes) if code.system in systems)
+
+
 def pack_counts(
     index: PhraseIndex,
     counts: Sequence[Counter[Code]],
     seen: np.ndarray,
     surfaces: Mapping[str, tuple[int, Counter[Code]]],
     keys: dict[str, KeyCounts],
-    notes: Sequence[Note],
-    systems: set[str],
+    code_notes: Mapping[Code, int],
+    n_notes: int,
 ) -> LearnedPhrases:
-    """Counts in flat arrays; counts: for each phrase how often it was coded as what."""
-    code_notes = Counter(code for note in notes for code in set(note.codes) if code.system in systems)
+    """Counts in flat arrays; counts: for each phrase how often it was coded as what. code_notes: notes of each code."""
     codes = sorted(code_notes.keys() | {code for of_phrase in counts for code in of_phrase})
     column = {code: i for i, code in enumerate(codes)}
     # Sorted, because the order of sets and counters differs between processes.
@@ -206,6 +209,6 @@ def pack_counts(
         np.maximum(seen, [sum(of_phrase.values()) for of_phrase in counts]),
         {text: (n, {column[code]: k for code, k in coded.items()}) for text, (n, coded) in surfaces.items()},
         keys,
-        np.array([code_notes[code] for code in codes], dtype=np.int64),
-        len(notes),
+        np.array([code_notes.get(code, 0) for code in codes], dtype=np.int64),
+        n_notes,
     )

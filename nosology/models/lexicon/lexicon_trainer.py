@@ -9,7 +9,7 @@ held-out scores of codes. Dev notes are not used.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -46,7 +46,7 @@ class LexiconTrainer(CoderTrainer[LexiconRecipe]):
     def train(self, train_notes: Examples, dev_notes: Examples, refit: bool) -> TrainedCoder:
         """The trained lexicon and its threshold; refit: dev notes are train notes too."""
         recipe = self.recipe
-        _check(recipe)
+        check_lexicon(recipe)
         notes = list((union(train_notes, dev_notes) if refit else train_notes).notes())
         recipe = recipe.model_copy(update={"codes": resolve_code_set(recipe.codes, notes)})
         systems = recipe.labels.systems or sorted({code.system for note in notes for code in note.codes})
@@ -80,7 +80,7 @@ class LexiconTrainer(CoderTrainer[LexiconRecipe]):
         return TrainedCoder(replace(lexicon, siblings=siblings), Decision(threshold), report)
 
 
-def _check(recipe: LexiconRecipe) -> None:
+def check_lexicon(recipe: LexiconRecipe) -> None:
     """Refuses settings that a lexicon does not use."""
     default = LexiconRecipe(labels=LabelSettings(systems=recipe.labels.systems))
     if recipe.labels != default.labels:
@@ -93,8 +93,12 @@ def _check(recipe: LexiconRecipe) -> None:
 
 
 def _rare_contexts(context: ContextSettings, examples: Sequence[MentionExamples]) -> dict[str, str]:
-    """Contexts that were to be learned but have too few mentions, with their default policy."""
-    counts = dict(zip(CATEGORIES, sum((item.marked for item in examples), np.zeros(len(CATEGORIES))).tolist()))
+    return rare_contexts(context, sum((item.marked for item in examples), np.zeros(len(CATEGORIES))))
+
+
+def rare_contexts(context: ContextSettings, marked: np.ndarray) -> dict[str, str]:
+    """Contexts that were to be learned but have too few mentions, with their default policy; marked: their mentions."""
+    counts = dict(zip(CATEGORIES, marked.tolist()))
     default = ContextSettings()
     return {
         name: getattr(default, name) for name, policy in context if policy == "learn" and counts[name] < _MIN_MENTIONS
@@ -158,7 +162,12 @@ def _shown_mentions(item: MentionExamples, scores: np.ndarray, accepted: np.ndar
 
 def resolve_code_set(settings: CodeSetSettings, notes: Sequence[Note]) -> CodeSetSettings:
     """The settings, with `corpus` replaced by the release and the seventh characters that the notes use."""
-    counts = Counter(code for note in notes for code in note.codes if code.system == "icd10cm")
+    return resolve_counts(settings, Counter(code for note in notes for code in note.codes))
+
+
+def resolve_counts(settings: CodeSetSettings, code_notes: Mapping[Code, int]) -> CodeSetSettings:
+    """The same, for notes with these numbers of notes of each code."""
+    counts = Counter({code: n for code, n in code_notes.items() if code.system == "icd10cm"})
     release = _release(counts) if settings.release == CORPUS else settings.release
     seventh = _seventh(counts, release) if settings.seventh == CORPUS else settings.seventh
     return settings.model_copy(update={"release": release, "seventh": seventh})

@@ -7,7 +7,7 @@ but those of one fold, for each fold: counts without a fold are the counts of al
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from scipy import sparse
 from nosology.core import Code, Note
 from nosology.core.parallel import parallel_map
 from nosology.core.progress import progress
-from nosology.models.lexicon.learned_phrases import LearnedPhrases, pack_counts
+from nosology.models.lexicon.learned_phrases import LearnedPhrases, count_codes, pack_counts
 from nosology.models.lexicon.lexicon_terms import Terms
 from nosology.text.phrases import PhraseIndex, TokenizedNote
 from nosology.text.stems import word_keys
@@ -114,7 +114,7 @@ def _row_numbers(rows: np.ndarray) -> np.ndarray:
     return numbers
 
 
-class _Pairs(NamedTuple):
+class AssociatedPairs(NamedTuple):
     """Associated phrases and codes, as numbers; `both`: notes with both. `seen`: notes with the phrase."""
 
     phrase: np.ndarray
@@ -123,7 +123,7 @@ class _Pairs(NamedTuple):
     seen: np.ndarray
     g2: np.ndarray
 
-    def best(self, *, ties: bool, order: np.ndarray | None = None) -> _Pairs:
+    def best(self, *, ties: bool, order: np.ndarray | None = None) -> AssociatedPairs:
         """The best phrases of each code; ties: and all as good as the last of them. order: of equally good ones."""
         sort = np.lexsort((self.phrase if order is None else order, -self.g2, self.code))
         code, g2 = self.code[sort], self.g2[sort]
@@ -132,7 +132,7 @@ class _Pairs(NamedTuple):
         if ties:
             last = np.minimum(first + _MAX_PHRASES, np.searchsorted(code, code, "right")) - 1
             kept |= g2 == g2[last]
-        return _Pairs(*(values[sort[kept]] for values in self))
+        return AssociatedPairs(*(values[sort[kept]] for values in self))
 
 
 @dataclass(frozen=True)
@@ -195,25 +195,9 @@ class NotePhrases:
         learned = []
         for fold, part in enumerate(progress(pairs, "indexing phrases", unit="folds")):
             order = np.array([rank[phrase] for phrase in part.phrase.tolist()], dtype=np.int64)
-            best = part.best(ties=False, order=order)
-            counts: dict[tuple[str, ...], Counter[Code]] = {}
-            seen: dict[tuple[str, ...], int] = {}
-            for phrase, code, both, n in zip(*(values.tolist() for values in best[:4])):
-                counts.setdefault(names[phrase], Counter())[ordered[code]] = both
-                seen[names[phrase]] = n
-            phrases = sorted(counts)
             notes = [note for note, its_fold in zip(self.notes, self.folds) if its_fold != fold]
-            learned.append(
-                pack_counts(
-                    PhraseIndex.build(phrases),
-                    [counts[phrase] for phrase in phrases],
-                    np.array([seen[phrase] for phrase in phrases], dtype=np.int64),
-                    {},
-                    {},
-                    notes,
-                    set(self.systems),
-                )
-            )
+            code_notes = count_codes(notes, self.systems)
+            learned.append(learned_phrases(part.best(ties=False, order=order), names, ordered, code_notes, len(notes)))
         return learned
 
     def _names(self, phrases: np.ndarray) -> dict[int, tuple[str, ...]]:
@@ -226,7 +210,7 @@ class NotePhrases:
                 names[phrase] = tuple(sorted(self.keys[key] for key in keys if key != _NONE))
         return names
 
-    def _associated(self, has_code: sparse.csr_matrix, n_codes: int) -> list[_Pairs]:
+    def _associated(self, has_code: sparse.csr_matrix, n_codes: int) -> list[AssociatedPairs]:
         """The associated pairs without each fold and of all notes, of each code the best ones with ties."""
         products = self.has_phrase.T @ np.diff(has_code.indptr)
         block = (np.cumsum(products) // _BLOCK).astype(np.int64)
@@ -238,7 +222,7 @@ class NotePhrases:
         results = parallel_map(_associated_in_block, arguments, self.workers)
         blocks = list(progress(results, "associating phrases with codes", total=len(arguments), unit="blocks"))
         return [
-            _Pairs(*map(np.concatenate, zip(*(part[fold] for part in blocks)))).best(ties=True)
+            AssociatedPairs(*map(np.concatenate, zip(*(part[fold] for part in blocks)))).best(ties=True)
             for fold in range(self.n_folds + 1)
         ]
 
@@ -260,7 +244,7 @@ def _associated_in_block(
     folds: sparse.csr_matrix,
     sizes: np.ndarray,
     n_codes: int,
-) -> list[_Pairs]:
+) -> list[AssociatedPairs]:
     """The associated pairs of some phrases; has_phrase: (phrases, notes), has_code: (notes, codes x folds)."""
     n_folds = len(sizes)
     together = has_phrase @ has_code
@@ -284,13 +268,39 @@ def _associated_in_block(
         outside = total_both - both[:, fold]
         with_phrase = (total_seen - seen[:, fold])[phrase]
         with_code = (total_coded - coded[:, fold])[code]
-        good = (outside * n > with_phrase * with_code) & (outside >= _MIN_NOTES) & (outside >= _MIN_SHARE * with_phrase)
-        rows = np.flatnonzero(good)
-        g2 = _log_likelihood_ratio(outside[rows], with_phrase[rows], with_code[rows], n)
-        rows, g2 = rows[g2 >= _MIN_G2], g2[g2 >= _MIN_G2]
+        rows, g2 = associated(outside, with_phrase, with_code, n)
         counts = (outside[rows].astype(np.int64), with_phrase[rows].astype(np.int64))
-        result.append(_Pairs(phrase[rows] + first_phrase, code[rows], *counts, g2).best(ties=True))
+        result.append(AssociatedPairs(phrase[rows] + first_phrase, code[rows], *counts, g2).best(ties=True))
     return result
+
+
+def associated(
+    both: np.ndarray, with_phrase: np.ndarray, with_code: np.ndarray, n: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """The rows of pairs (N,) whose phrase and code are associated, and their G2; counts of n notes."""
+    good = (both * n > with_phrase * with_code) & (both >= _MIN_NOTES) & (both >= _MIN_SHARE * with_phrase)
+    rows = np.flatnonzero(good)
+    g2 = _log_likelihood_ratio(both[rows], with_phrase[rows], with_code[rows], n)
+    return rows[g2 >= _MIN_G2], g2[g2 >= _MIN_G2]
+
+
+def learned_phrases(
+    pairs: AssociatedPairs,
+    names: Mapping[int, tuple[str, ...]],
+    codes: Sequence[Code],
+    code_notes: Mapping[Code, int],
+    n_notes: int,
+) -> LearnedPhrases:
+    """What is learned from associated pairs; names: the keys of each phrase. code_notes: notes of each code."""
+    counts: dict[tuple[str, ...], Counter[Code]] = {}
+    seen: dict[tuple[str, ...], int] = {}
+    for phrase, code, both, n in zip(*(values.tolist() for values in pairs[:4])):
+        counts.setdefault(names[phrase], Counter())[codes[code]] = both
+        seen[names[phrase]] = n
+    phrases = sorted(counts)
+    seen_of = np.array([seen[phrase] for phrase in phrases], dtype=np.int64)
+    ordered = [counts[phrase] for phrase in phrases]
+    return pack_counts(PhraseIndex.build(phrases), ordered, seen_of, {}, {}, code_notes, n_notes)
 
 
 def _log_likelihood_ratio(both: np.ndarray, first: np.ndarray, second: np.ndarray, n: float) -> np.ndarray:

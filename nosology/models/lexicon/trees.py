@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -137,6 +137,32 @@ class Trees:
         """No tree: every row has the same probability."""
         none, numbers = np.zeros(0, dtype=np.int32), np.zeros(0)
         return cls(none, numbers, none, none, numbers, none, float(np.log(share / (1 - share))), 0)
+
+    @classmethod
+    def average(cls, ensembles: Sequence[Trees], weights: Sequence[float]) -> Trees:
+        """All trees of several ensembles, with the weighted mean of their totals.
+
+        All are boosted, or none is but those without a tree, which have a constant probability.
+        """
+        shares, boosted = np.array(weights) / sum(weights), all(trees.boosted for trees in ensembles)
+        # Of a forest without a tree, `start` is a logit.
+        starts = [1 / (1 + np.exp(-one.start)) if one.boosted and not boosted else one.start for one in ensembles]
+        first = np.cumsum([0, *(len(trees.feature) for trees in ensembles)])
+        moved = {
+            name: np.concatenate([getattr(trees, name) + start for trees, start in zip(ensembles, first)])
+            for name in ("left", "right", "roots")
+        }
+        return cls(
+            np.concatenate([trees.feature for trees in ensembles]),
+            np.concatenate([trees.threshold for trees in ensembles]),
+            moved["left"].astype(np.int32),
+            moved["right"].astype(np.int32),
+            np.concatenate([trees.value * share for trees, share in zip(ensembles, shares)]),
+            moved["roots"].astype(np.int32),
+            start=float(np.dot(starts, shares)),
+            depth=max(trees.depth for trees in ensembles),
+            boosted=boosted,
+        )
 
     @cached_property
     def _leaves(self) -> LeafMasks | NodeWalk:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ from nosology.core.settings import Settings
 from nosology.text import Tokens, tokenize
 from nosology.text.tokens import words_of
 
-_SHORT_SHARE = 0.05  # of the training notes have shorter rows than `Tfidf.shortest`
+SHORT_SHARE = 0.05  # of the training notes have shorter rows than `Tfidf.shortest`
 
 
 class TfidfSettings(Settings):
@@ -79,8 +79,35 @@ class Tfidf:
         fitted = cls([spelling[i] for i in chosen], pairs, idf, 0.0)
         lengths = [length for note in notes if (length := np.linalg.norm(fitted._values(note)[1])) > 0]
         if lengths:
-            fitted.shortest = float(np.quantile(lengths, _SHORT_SHARE, method="lower"))
+            fitted.shortest = float(np.quantile(lengths, SHORT_SHARE, method="lower"))
         return fitted, _stack([fitted._vector(note) for note in notes], len(fitted))
+
+    @classmethod
+    def from_counts(
+        cls, words: Mapping[str, int], pairs: Mapping[tuple[str, str], int], n_notes: int, settings: TfidfSettings
+    ) -> Tfidf:
+        """The vectoriser of notes with these document frequencies, without `shortest`; words are in sorted order."""
+        spelling = sorted(words)
+        word_notes = np.array([words[word] for word in spelling], dtype=np.int64)
+        rare = np.where(word_notes <= _max_frequency(word_notes, n_notes, settings.words_per_note), word_notes, 0)
+        chosen = _most_frequent(rare, settings.min_notes, settings.max_words)
+        number = {spelling[word]: i for i, word in enumerate(chosen.tolist())}
+        known = {
+            number[first] * len(number) + number[second]: notes
+            for (first, second), notes in pairs.items()
+            if first in number and second in number
+        }
+        keys = np.array(sorted(known), dtype=np.int64)
+        pair_notes = np.array([known[key] for key in keys.tolist()], dtype=np.int64)
+        frequent = _most_frequent(pair_notes, settings.pair_min_notes, settings.max_pairs)
+        idf = np.concatenate(
+            [_idf(word_notes[chosen], n_notes), _idf(pair_notes[frequent], n_notes) * settings.pair_weight]
+        )
+        return cls([spelling[word] for word in chosen.tolist()], keys[frequent], idf, 0.0)
+
+    def lengths(self, texts: Iterable[str]) -> np.ndarray:
+        """The norm (B,) of the vector of each note before it is scaled to unit length."""
+        return np.array([np.linalg.norm(self._values(self._ids(words_of(text)))[1]) for text in texts])
 
     def transform(self, texts: Iterable[str]) -> sparse.csr_matrix:
         """The vectors (B, features) of notes; a note without a known word is all zeros."""

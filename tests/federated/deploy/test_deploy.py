@@ -8,6 +8,7 @@ import contextlib
 import re
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,11 @@ import pytest
 import torch
 import uvicorn
 from flwr.clientapp import ClientApp
+from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
 
-from nosology.config import load_recipe
+from nosology.config import load_federated_recipe, load_recipe
 from nosology.core import ConfigError, DataError, FederationError
+from nosology.corpora.corpus import Corpus
 from nosology.encoders.embedder_config import EmbedderSettings
 from nosology.federated.deploy.credentials import (
     create_server_credentials,
@@ -26,13 +29,24 @@ from nosology.federated.deploy.credentials import (
     read_site_key,
 )
 from nosology.federated.deploy.deploy_site import SiteCredentials, serve_site
+from nosology.federated.deploy.federation_status import read_status
 from nosology.federated.deploy.flower_process import free_port, wait_until
 from nosology.federated.deploy.localhost_middleware import LocalhostMiddleware, run_uvicorn
-from nosology.federated.deploy.superlink import ControlClient, SuperLinkServer, check_address, follow_run
+from nosology.federated.deploy.superlink import (
+    ControlClient,
+    SuperLinkServer,
+    check_address,
+    follow_run,
+    local_address,
+)
+from nosology.federated.privacy.budget_ledger import BudgetLedger
 from nosology.federated.rounds.federated_site import FederatedSite
+from nosology.federated.rounds.federation_modes import make_federation
 from nosology.federated.rounds.federation_server import FlowerFederation
 from nosology.federated.rounds.federation_setup import ROUND_FILE
 from nosology.federated.rounds.learner import SiteFiles
+from nosology.federated.rounds.lexicon_learner import LexiconLearner
+from nosology.federated.rounds.personal_layers import load_personal
 from nosology.federated.rounds.simulation import simulation_grid
 from nosology.federated.rounds.word_learner import WordLearner
 from nosology.models.bundle import Bundle
@@ -86,11 +100,14 @@ def assert_same(result: Bundle, expected: Bundle) -> None:
 @pytest.mark.timeout(900)  # one test, because the five processes take long to start
 def test_hospitals_over_tls(federation, tmp_path):
     check_same_weights_as_simulation(federation, tmp_path)
+    check_ledgers_of_sites(federation)
     check_word_net_has_the_weights_of_a_simulation(federation, tmp_path)
+    check_lexicon_is_that_of_a_simulation(federation, tmp_path)
     check_unknown_key_is_refused(federation)
     check_run_refused_by_all_sites(federation)
     check_killed_site_and_interrupted_run(federation)
     check_killed_server_resumes(federation, tmp_path)
+    check_asynchronous_rounds(federation)
     check_children_of_a_killed_site_end(federation)
 
 
@@ -103,19 +120,68 @@ def check_same_weights_as_simulation(federation, folder):
     assert f"{ODD} is excluded: embedder: " in run.text and "must be" in run.text  # the reason is named
 
 
+def check_ledgers_of_sites(federation):
+    """Every site has recorded its rounds, which had no noise; a site that was excluded has trained nothing."""
+    for name in NOTES:
+        (notes, rounds, epsilon), *others = BudgetLedger(federation.folder / name / f"{name}.budget").spent()
+        assert 0 < notes <= NOTES[name] and rounds >= 4 and epsilon == np.inf and not others
+    assert not BudgetLedger(federation.folder / ODD / f"{ODD}.budget").spent()
+
+
 def check_word_net_has_the_weights_of_a_simulation(federation, folder):
-    """The running sites also train a net that reads words; their embedders do not matter then."""
+    """The running sites also train a net that reads words; their embedders do not matter then.
+
+    Its weights are sent in several chunks, and each site keeps its own classifier.
+    """
     out, names = federation.folder / "run" / "words", [*NOTES, ODD]
-    numbers = {"rounds": 2, "min_site_notes": 2, "min_notes": 2, "quorum": 4, "min_sites": 4, "timeout": TIMEOUT}
+    numbers = {"rounds": 1, "min_site_notes": 2, "min_notes": 2, "quorum": 4, "min_sites": 4, "timeout": TIMEOUT}
     settings = [f"federation.{name}={value}" for name, value in numbers.items()]
-    recipe = load_recipe("caml", [*settings, "federation.compression=bf16", "vectors.size=8", "model.filters=8"])
+    settings += ["federation.personal=['head']", "federation.optimizer_state=reset"]
+    recipe = load_recipe("dual_laat", [*settings, "vectors.size=180", "model.width=6", "training.precision=fp32"])
     config = {"recipe": recipe.model_dump_json(), "out": str(out)}
     lines: list[str] = []
     follow_run(f"localhost:{federation.port}", federation.credentials.root, config, lines.append)
     learner = WordLearner(recipe)
     files = [SiteFiles(name, [federation.folder / name / "corpus"], None, None) for name in names]
     sites = [learner.open_site(each) for each in files]
-    assert_same(Bundle.load(out), FlowerFederation(simulation_grid(sites), recipe).run(folder / "words").bundle)
+    simulated = FlowerFederation(simulation_grid(sites, folder / "personal"), recipe)
+    bundle = Bundle.load(out)
+    assert_same(bundle, simulated.run(folder / "words").bundle)
+    sent = sum(array.nbytes for array in simulated.setup.initial_weights().values())
+    assert sent > FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
+    for name in names:
+        own, expected = (
+            load_personal(path, simulated.setup.hash)
+            for path in (federation.folder / name / "personal", folder / "personal" / name)
+        )
+        assert set(own) == set(bundle.missing_layers)
+        for weight, array in expected.items():
+            np.testing.assert_allclose(own[weight], array, rtol=0, atol=1e-5)
+            assert (own[weight] != simulated.setup.personal[weight]).any()
+
+
+def check_lexicon_is_that_of_a_simulation(federation, folder):
+    """The running sites also send counts of phrases, and trees."""
+    out, names = federation.folder / "run" / "lexicon", [*NOTES, ODD]
+    numbers = {"min_site_notes": 2, "min_notes": 2, "quorum": 4, "min_sites": 4, "timeout": TIMEOUT}
+    settings = [f"federation.{name}={value}" for name, value in numbers.items()]
+    settings += [
+        "federation.privacy.secure=false",
+        "statistics.buckets=4096",
+        "codes.release=2026",
+        "codes.seventh=true",
+        "learn.terms=false",
+    ]
+    recipe = load_federated_recipe("lexicon", [*settings, "learn.rounds=5", "learn.forest=4", "learn.min_leaf=5"])
+    config = {"recipe": recipe.model_dump_json(), "out": str(out)}
+    follow_run(f"localhost:{federation.port}", federation.credentials.root, config, lambda line: None)
+    learner = LexiconLearner(recipe)
+    sites = [learner.open_site(SiteFiles(name, [federation.folder / name / "corpus"], None, None)) for name in names]
+    expected = make_federation(simulation_grid(sites), recipe).run(folder / "lexicon").bundle
+    result = Bundle.load(out)
+    notes = list(Corpus.open(federation.folder / "anna" / "corpus").notes("test"))
+    np.testing.assert_array_equal(result.model.probabilities(notes), expected.model.probabilities(notes))
+    assert result.decision.threshold == expected.decision.threshold and result.model.scorer.learned.codes
 
 
 def check_unknown_key_is_refused(federation):
@@ -195,6 +261,44 @@ def check_killed_server_resumes(federation, folder):
     assert_same(Bundle.load(out), train_in_one_process(federation, folder / "resumed", rounds))
 
 
+def check_asynchronous_rounds(federation):
+    """Rounds go on without a killed site, which takes part again when it is back; a killed server resumes."""
+    name, settings = "async", {"mode": "async", "buffer_size": 2, "timeout": TIMEOUT}
+    run = federation.run(name, rounds=1000, **settings)
+    wait_for_file(run_folder(federation.folder / "run" / name) / ROUND_FILE)
+    federation.sites["clara"].kill()
+    wait_for_rounds(run, 3)
+    federation.start_site("clara").wait_for("clara: connected to")
+    back = time.time()
+    assert wait_until(lambda: last_reply(federation, "clara") > back, TIMEOUT), run.text
+    federation.server.kill()
+    assert run.exit_code() == 1, run.text
+    federation.start_server()
+    federation.server.wait_for("listening on")
+    again = federation.run(name, rounds=1000, **settings)
+    again.wait_for("continues after round", 2 * TIMEOUT)
+    wait_for_rounds(again, 2)
+    again.process.send_signal(signal.SIGINT)
+    assert again.exit_code() == 130
+    done = federation.run("async-done", rounds=3, **settings)
+    assert done.exit_code() == 0, done.text
+    assert len(Bundle.load(federation.folder / "run" / "async-done").provenance["federation"]["sites"]) == 3
+
+
+def wait_for_rounds(run, more: int) -> None:
+    """Waits until a run has done more rounds."""
+    number = last_round(run)
+    assert wait_until(lambda: last_round(run) >= number + more, TIMEOUT), run.text
+
+
+def last_round(run) -> int:
+    return max([0, *map(int, re.findall(r"^round (\d+)/\d+  loss", run.text, re.MULTILINE))])
+
+
+def last_reply(federation, site: str) -> float:
+    return read_status(federation.folder / "state")["sites"][site]["last_reply"]
+
+
 def check_children_of_a_killed_site_end(federation):
     site = federation.sites["berta"].process
     children = descendants(site.pid)
@@ -206,12 +310,14 @@ def check_children_of_a_killed_site_end(federation):
 
 @pytest.mark.timeout(120)
 def test_removed_key_stays_refused(tmp_path):
-    credentials = create_server_credentials(tmp_path / "credentials", ["localhost"])
+    """The server listens on one address only, which is not 127.0.0.1."""
+    credentials = create_server_credentials(tmp_path / "credentials", ["localhost", "127.0.0.2"])
     for name in ("anna", "berta", "clara"):
         create_site_key(tmp_path / "keys", name)
     keys = read_public_keys(tmp_path / "keys")
     without = {name: keys[name] for name in ("anna", "clara")}
-    with SuperLinkServer(credentials, tmp_path / "state", free_port(), "127.0.0.1") as server:
+    with SuperLinkServer(credentials, tmp_path / "state", free_port(), "127.0.0.2") as server:
+        assert server.local_address.startswith("127.0.0.2:")
         server.register_sites(keys, lambda line: None)
         for _ in range(2):  # once per start of the server
             server.register_sites(without, lambda line: None)
@@ -221,6 +327,26 @@ def test_removed_key_stays_refused(tmp_path):
             server.register_sites(keys, lambda line: None)
         with pytest.raises(FederationError, match="the key of dora is registered for anna: a key keeps its name"):
             server.register_sites({"dora": keys["anna"], "clara": keys["clara"]}, lambda line: None)
+
+
+def test_server_does_not_listen_on_an_address_without_certificate(tmp_path):
+    credentials = create_server_credentials(tmp_path / "credentials", ["fed.example.org", "10.1.2.3"])
+    with (
+        pytest.raises(
+            ConfigError, match=r"--listen must be 0\.0\.0\.0 or an address of .*; got 10\.9\.9\.9: create one"
+        ),
+        SuperLinkServer(credentials, tmp_path / "state", free_port(), "10.9.9.9"),
+    ):
+        pass
+    assert credentials.is_valid_for("10.1.2.3") and credentials.is_valid_for("127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("listen", "expected"),
+    [("0.0.0.0", "127.0.0.1:8"), ("::", "127.0.0.1:8"), ("10.1.2.3", "10.1.2.3:8"), ("fd00::1", "[fd00::1]:8")],
+)
+def test_local_address_of_a_server(listen, expected):
+    assert local_address(listen, 8) == check_address(expected)
 
 
 def test_private_keys_are_private_and_never_replaced(tmp_path):
@@ -280,6 +406,24 @@ def test_forwarded_header_does_not_make_a_client_local(monkeypatch, trusted):
     scope = {"type": "http", "path": "/v1/control/start-run", "client": ("10.0.0.5", 1), "headers": headers}
     asyncio.run(config.loaded_app(scope, None, send))
     assert bool(reached) == trusted, "uvicorn trusts the header by default, so the test can fail"
+
+
+@pytest.mark.parametrize(
+    ("server", "passes"), [("10.0.0.5", True), ("10.0.0.6", False), ("fed.example.org", False), (None, False)]
+)
+def test_a_caller_with_the_address_of_the_server_is_on_its_machine(server, passes):
+    reached, sent = [], []
+
+    async def app(scope, receive, send):
+        reached.append(scope["path"])
+
+    async def send(message):
+        sent.append(message)
+
+    address = (server, 8443) if server else None
+    scope = {"type": "http", "path": "/v1/control/start-run", "client": ("10.0.0.5", 1), "server": address}
+    asyncio.run(LocalhostMiddleware(app)(scope, None, send))
+    assert bool(reached) == passes
 
 
 @pytest.mark.parametrize(

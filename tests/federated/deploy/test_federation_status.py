@@ -78,10 +78,42 @@ def test_status_of_a_run_has_sites_rounds_loss_and_bytes(finished):
     assert loss in page and "<script" not in page and "late &lt;b&gt;" in page and "late <b>" not in page
 
 
+def run_with(tmp_path, monkeypatch, change, rounds=1):
+    """The status of a run of three sites; change: is called with the simulated grid and its sites."""
+    monkeypatch.setenv("NOSOLOGY_FEDERATION_STATUS", str(tmp_path))
+    hospitals = sites(3)
+    simulated = simulation_grid(hospitals)
+    grid = DeployedGrid(PackedGrid(simulated), dict(zip(simulated.get_node_ids(), NAMES)))
+    change(simulated, hospitals)
+    federation = FlowerFederation(grid, recipe(rounds=rounds), lambda line: report(line, federation, grid))
+    federation.run(tmp_path / "bundle")
+    return read_status(tmp_path)["sites"]
+
+
+def test_site_that_refuses_the_recipe_is_shown_with_its_reason(tmp_path, monkeypatch):
+    def demand_noise(grid, hospitals):
+        grid._contexts[grid.get_node_ids()[1]].node_config["record-noise"] = "1.0"
+
+    shown = run_with(tmp_path, monkeypatch, demand_noise)
+    assert {name: site["state"] for name, site in shown.items()} == dict(zip(NAMES, ["online", "refused", "online"]))
+    assert shown["site-01"]["reason"].startswith("the site policy demands federation.privacy.record_noise")
+    assert "site-01  refused" in CliRunner().invoke(app, ["federate", "status", str(tmp_path)]).output
+
+
+@pytest.mark.parametrize("place", ["metadata", "train"])
+def test_site_that_fails_is_shown_with_the_class_of_its_exception(tmp_path, monkeypatch, place):
+    def fail(grid, hospitals):
+        monkeypatch.setattr(hospitals[1], place, lambda *_: [][1])
+
+    shown = run_with(tmp_path, monkeypatch, fail)
+    assert shown["site-01"]["state"] == ("refused" if place == "metadata" else "online")
+    assert shown["site-01"]["reason"] == "it failed with IndexError"
+
+
 def test_refused_site_has_its_reason():
     traffic = Traffic()
     traffic.record("anna", sent=1500, received=2_500_000)
-    status = make_status("line", 3, [], ["anna", "berta"], ["anna"], {"berta": "embedder: other"}, traffic)
+    status = make_status("line", 3, [], ["anna", "berta"], ["anna"], {"berta": "embedder: other"}, {}, traffic)
     page = status_page(status)
     assert "<td>refused</td>" in page and "embedder: other" in page and "1.5 KB" in page and "2.5 MB" in page
 
@@ -89,7 +121,7 @@ def test_refused_site_has_its_reason():
 def test_folder_without_status_raises(tmp_path):
     with pytest.raises(DataError, match=r"no status\.json in .*: no run has been started there"):
         read_status(tmp_path)
-    write_status(make_status("", 1, [], [], [], {}, Traffic()), tmp_path)
+    write_status(make_status("", 1, [], [], [], {}, {}, Traffic()), tmp_path)
     (tmp_path / "status.json").write_text("[1]")
     with pytest.raises(DataError, match="is not a status"):
         read_status(tmp_path)

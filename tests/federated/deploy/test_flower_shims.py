@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import httpx
 import pytest
 from flwr.app import Message, RecordDict
+from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.proto import control_pb2
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.superexec.executor import ExecutionSpec, SubprocessExecutor
@@ -38,18 +39,17 @@ from nosology.federated.deploy.flower_shims import (
     shorten_sleep,
 )
 from nosology.federated.deploy.localhost_middleware import LocalhostMiddleware
+from nosology.federated.rounds import messages, simulation
 
 ROOT = Path(nosology.__file__).parent
 PUBLIC = {"flwr", "flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp.exception", "flwr.serverapp.strategy"}
-# Outside of deployments: how a message is serialized, and parts of Flower's strategies (docs/federation.md).
+# Outside of deployments: the sender of a simulated message, and parts of Flower's strategies (docs/federation.md).
 OTHER_IMPORTS = {
-    "federated/rounds/messages.py": {"flwr.common.serde", "flwr.proto.recorddict_pb2"},
-    "federated/rounds/simulation.py": {"flwr.common.constant", "flwr.supercore.task_identity"},
+    "federated/rounds/simulation.py": {"flwr.supercore.task_identity"},
     "federated/rounds/strategy.py": {
         "flwr.app.message.message",
         "flwr.app.metadata",
         "flwr.serverapp.strategy.fedopt",
-        "flwr.serverapp.strategy.fedtrimmedavg",
     },
 }
 
@@ -69,6 +69,12 @@ def test_private_modules_of_flower_are_imported_in_one_file():
     found = {str(path.relative_to(ROOT)): names for path in ROOT.rglob("*.py") if (names := flower_imports(path))}
     assert found.pop("federated/deploy/flower_shims.py")
     assert found == OTHER_IMPORTS
+
+
+def test_numbers_of_a_simulation_are_those_of_flower():
+    assert messages.UNREACHABLE == ErrorCode.NODE_UNAVAILABLE
+    assert messages.APP_RAISED == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+    assert simulation._SERVER_NODE == SUPERLINK_NODE_ID
 
 
 def test_version_guard_is_the_range_of_the_package():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from html import escape
 
 import numpy as np
 import pytest
@@ -143,6 +144,17 @@ def test_probe_command(trained, small_bundle, small_corpus):
     report = json.loads((folder / "probe.json").read_text())
     assert report["sentence"] in run.stdout and "control: dev against test" in run.stdout
     assert set(report["attacks"]) == {"loss", "calibrated loss", "logistic"}
+    page = folder / "probe.html"
+    for _ in range(2):  # replaces its own page
+        assert CliRunner().invoke(app, ["probe", str(folder / "short"), *words, "--html", str(page)]).exit_code == 0
+    shown = page.read_text()
+    assert escape(report["sentence"]) in shown and shown.count("data:image/png;base64,") == 2
+    assert f"{report['attacks']['logistic']['auc']:.3f}" in shown and "control: dev against test" in shown
+    assert "40 unseen notes is a handful" in shown and corpus.hash in shown
+    assert "<script" not in shown and not any(note.text[:40] in shown for note in corpus.notes())
+    page.write_text("my page")
+    run = CliRunner().invoke(app, ["probe", str(folder / "short"), *words, "--html", str(page)])
+    assert isinstance(run.exception, OutputError) and page.read_text() == "my page"
     assert CliRunner().invoke(app, ["probe", str(folder / "short"), *words]).exit_code == 0  # replaces its own file
     with pytest.raises(BundleError, match="of kind heads; got linear"):
         probe_bundle(Bundle.load(small_bundle), small_corpus)

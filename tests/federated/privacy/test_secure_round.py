@@ -16,12 +16,15 @@ from nosology.federated.privacy.dp_sgd import PrivacyAccountant
 from nosology.federated.privacy.masking import from_fixed_point, to_fixed_point
 from nosology.federated.privacy.secure_round import from_vector, to_vector, vector_size
 from nosology.federated.privacy.site_noise import PrivacyBudget, clip_update, update_norm, weight_difference
-from nosology.federated.rounds.client_app import read_recipe
 from nosology.federated.rounds.federated_site import SiteUpdate
 from nosology.federated.rounds.federation_server import FlowerFederation
 from nosology.federated.rounds.messages import ARRAYS, CONFIG, TRAIN, from_record, make_content
 from nosology.federated.rounds.simulation import InProcessGrid, simulation_grid
+from nosology.federated.rounds.site_policy import read_recipe
 from tests.federated.small_hospitals import CODES, recipe, site, sites
+
+STAGES = ["query.secure_keys", "query.secure_shares", "train.secure", "query.secure_confirm", "query.secure_unmask"]
+COUNTED = STAGES[3:]  # a site that is lost here has sent its vector
 
 
 def secret(head="deep", rounds=3, privacy=None, **federation):
@@ -82,29 +85,47 @@ def test_secure_aggregation_of_batch_norm(tmp_path):
     assert np.abs(weights(one) - weights(two)).max() < 1e-5
 
 
-@pytest.mark.parametrize("kind", ["query.secure_keys", "query.secure_shares", "train.secure", "query.secure_unmask"])
+@pytest.mark.parametrize("kind", STAGES)
 def test_site_lost_at_any_stage_is_only_missing(tmp_path, kind):
     grid = Watched(
         simulation_grid(sites(5)), lambda what, name, number: what == kind and name == "site-02" and number == 2
     )
     result = FlowerFederation(grid, secret()).run(tmp_path / "bundle")
     counted = [row["sites"] for row in result.history]
-    assert counted == ([5, 5, 5] if kind == "query.secure_unmask" else [5, 4, 5])
+    assert counted == ([5, 5, 5] if kind in COUNTED else [5, 4, 5])
     assert [row["refused"] for row in result.history] == [0, 1, 0]
     without = FlowerFederation(simulation_grid(sites(5)), plain()).run(tmp_path / "plain")
-    if kind == "query.secure_unmask":
+    if kind in COUNTED:
         assert np.abs(weights(result) - weights(without)).max() < 1e-5
 
 
-@pytest.mark.parametrize("kind", ["query.secure_keys", "query.secure_shares", "train.secure", "query.secure_unmask"])
+@pytest.mark.parametrize("secure", ["[" * 200_000, '{"mask": ' + "[" * 40 + "]" * 40 + "}"])
+def test_nested_reply_excludes_only_its_site(tmp_path, secure):
+    grid = simulation_grid(sites(4))
+    app = grid.app
+
+    def nested(message: Message, context: Context) -> Message:
+        reply = app(message, context)
+        if message.metadata.message_type == STAGES[0] and context.node_config["site-name"] == "site-02":
+            reply.content[CONFIG]["secure"] = secure
+        return reply
+
+    grid.app = nested
+    federation = FlowerFederation(grid, secret(rounds=1))
+    history = federation.run(tmp_path / "bundle").history
+    assert [(row["sites"], row["refused"]) for row in history] == [(3, 1)]
+    assert federation.checkpoint.refused == {"site-02": "its reply cannot be read"}
+
+
+@pytest.mark.parametrize("kind", STAGES)
 def test_two_of_three_sites_are_enough_for_a_threshold_of_two(tmp_path, kind):
     lose = lambda what, name, number: what == kind and name == "site-02"  # noqa: E731 (in every round)
     settings = secret(privacy={"secure_threshold": 2}, quorum=2)
     lines = []
     result = FlowerFederation(Watched(simulation_grid(sites(3)), lose), settings, lines.append).run(tmp_path / "two")
     assert lines[0].startswith("3 sites, secure sums need 2 of them; one may be lost; in a sum over two sites each")
-    assert [row["sites"] for row in result.history] == [3 if kind == "query.secure_unmask" else 2] * 3
-    if kind == "query.secure_unmask":
+    assert [row["sites"] for row in result.history] == [3 if kind in COUNTED else 2] * 3
+    if kind in COUNTED:
         plainly = FlowerFederation(simulation_grid(sites(3)), plain()).run(tmp_path / "plain")
         assert np.abs(weights(result) - weights(plainly)).max() < 1e-5
     with pytest.raises(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flwr.app import Context, Message, RecordDict
 
-from nosology.config import load_recipe
+from nosology.config import load_federated_recipe, load_recipe
 from nosology.core import ConfigError
 from nosology.federated.deploy.credentials import create_site_key
 from nosology.federated.federation_settings import FederatedHeadsRecipe
@@ -74,6 +74,69 @@ def test_nets_without_record_noise_do_not_pass_a_policy_that_demands_it(kind):
     set_policy(grid, record_noise="1.0")
     asked = load_recipe(kind, ["federation.privacy.record_noise=1.0"]).model_dump(mode="json")
     assert send(grid, TRAIN, asked).error.reason == f"a federated {kind} has no federation.privacy.record_noise"
+
+
+@pytest.mark.parametrize("kind", [METADATA, STATISTICS, TRAIN, EVALUATE, KEYS])
+def test_kinds_of_recipes_that_the_policy_does_not_permit_are_refused(kind):
+    grid = simulation_grid(sites(2))
+    set_policy(grid, kinds="heads,laat", words="yes")
+    reply = send(grid, kind, load_recipe("caml").model_dump(mode="json"))
+    assert reply.error.reason == "the site policy permits recipes of kind heads, laat; got caml"
+    for name in ("heads-mlp", "laat"):
+        reply = send(grid, kind, load_recipe(name).model_dump(mode="json"))
+        assert not reply.has_error() or "policy" not in reply.error.reason
+    set_policy(grid, kinds="heads,lat")
+    assert "kinds of a site must be of heads, " in send(grid, kind, recipe("mlp").model_dump(mode="json")).error.reason
+
+
+@pytest.mark.parametrize("kind", [METADATA, STATISTICS, TRAIN])
+def test_words_leave_only_if_the_policy_permits_it(kind):
+    grid = simulation_grid(sites(2))
+    set_policy(grid, kinds="heads,caml", words="no")
+    reply = send(grid, kind, load_recipe("caml").model_dump(mode="json"))
+    assert reply.error.reason.startswith("the site policy does not permit to report words of notes")
+    public = load_recipe("caml", ["federation.vocabulary=words.txt"]).model_dump(mode="json")
+    for asked in (public, recipe("mlp").model_dump(mode="json")):
+        reply = send(grid, kind, asked)
+        assert not reply.has_error() or "policy" not in reply.error.reason
+    set_policy(grid, words="yes")
+    reply = send(grid, kind, load_recipe("caml").model_dump(mode="json"))
+    assert not reply.has_error() or "policy" not in reply.error.reason
+
+
+def test_columns_of_reports_that_may_have_words_need_the_permission():
+    grid = simulation_grid(sites(2))
+    set_policy(grid, kinds="hmhan", words="no")
+    asked = load_recipe("hmhan", ["columns.choices=['gender', 'ward_note']"]).model_dump(mode="json")
+    assert "for these columns.choices" in send(grid, METADATA, asked).error.reason
+    usual = send(grid, METADATA, load_recipe("hmhan").model_dump(mode="json"))
+    assert not usual.has_error() or "policy" not in usual.error.reason
+
+
+@pytest.mark.parametrize("kind", ["linear", "lexicon"])
+def test_words_of_few_patients_or_of_one_site_are_not_shared(kind):
+    grid = simulation_grid(sites(2))
+    set_policy(grid, kinds=kind, words="no")
+    asked = load_federated_recipe(kind).model_dump(mode="json")
+    assert f"and a federated {kind} needs them" in send(grid, METADATA, asked).error.reason
+    set_policy(grid, kinds=kind, words="yes")
+    for few in ("statistics.min_patients=2", "statistics.min_sites=1"):
+        reply = send(grid, METADATA, load_federated_recipe(kind, [few]).model_dump(mode="json"))
+        assert "shares words of at least 3 patients at 2 sites" in reply.error.reason
+
+
+@pytest.mark.parametrize(
+    ("policy", "sentence"),
+    [
+        ({"epsilon": "8"}, "the node config must have ledger if it has epsilon"),
+        ({"epsilon": "8", "ledger": "x", "delta": "1.5"}, "delta of a site must be below 1; got 1.5"),
+        ({"epsilon": "inf"}, "epsilon of a site must be a finite number of at least 0; got inf"),
+    ],
+)
+def test_incomplete_budget_refuses_every_recipe(policy, sentence):
+    grid = simulation_grid(sites(2))
+    set_policy(grid, **policy)
+    assert send(grid, TRAIN, recipe("mlp").model_dump(mode="json")).error.reason == sentence
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-1", "much"])

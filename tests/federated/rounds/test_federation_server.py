@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import signal
 import subprocess
 import sys
@@ -384,6 +385,20 @@ def changing(**values):
 def test_unreadable_metadata_excludes_only_its_site(tmp_path):
     grid = simulation_grid(sites(3))
     Broken(grid, "site-01", METADATA, changing(metadata={"notes": "many"}))
+    result = run(None, recipe(rounds=1, min_sites=2), tmp_path / "bundle", grid)
+    assert result.history[0]["sites"] == 2 and list(result.refused.values()) == ["its metadata cannot be read"]
+
+
+@pytest.mark.parametrize("change", [{"codes": [["icd10cm", "I10", math.inf]]}, {"notes": 10**400}, "nested"])
+def test_numbers_that_are_too_large_and_nested_metadata_exclude_only_their_site(tmp_path, change):
+    grid = simulation_grid(sites(3))
+
+    def nested(message, context, app):
+        reply = app(message, context)
+        reply.content["config"]["metadata"] = "[" * 200_000
+        return reply
+
+    Broken(grid, "site-01", METADATA, nested if change == "nested" else changing(metadata=change))
     result = run(None, recipe(rounds=1, min_sites=2), tmp_path / "bundle", grid)
     assert result.history[0]["sites"] == 2 and list(result.refused.values()) == ["its metadata cannot be read"]
 

@@ -15,7 +15,15 @@ from hypothesis.extra.numpy import array_shapes, arrays
 
 from nosology.core.label_space import LabelSpace
 from nosology.federated.rounds.federated_site import SiteCounts
-from nosology.federated.rounds.messages import make_content, pack_message, read_counts, read_statistics, unpack_message
+from nosology.federated.rounds.messages import (
+    CONFIG,
+    get_value,
+    make_content,
+    pack_message,
+    read_counts,
+    read_statistics,
+    unpack_message,
+)
 from nosology.models.heads.heads_net import FeatureStatistics
 from nosology.training.calibration import PlattScaling
 from tests.federated.small_hospitals import CODES, DIM, notes
@@ -51,6 +59,7 @@ def test_valid_statistics_are_accepted():
         {"squares": np.full(DIM, -1.0)},
         {"total": np.full(DIM, np.nan)},
         {"count": 0},
+        {"count": 10**400},
     ],
 )
 def test_impossible_statistics_are_refused(wrong):
@@ -62,6 +71,17 @@ def test_impossible_statistics_are_refused(wrong):
 def counts() -> SiteCounts:
     logits = np.random.default_rng(3).normal(size=(20, len(CODES))).astype(np.float32)
     return SiteCounts.of(LABELS, logits, PlattScaling()(logits), notes(20, 1).codes, np.ones(len(CODES), bool), 0.5)
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 200_000, "[" * 40 + "]" * 40, '{"a":' * 40 + "1" + "}" * 40, "NaN", "[-Infinity]", "1e400", "[1"]
+)
+def test_value_that_is_nested_or_no_number_is_refused(text):
+    content = make_content(nested=[[[1.5]], {"a": {"b": -2}}])
+    assert get_value(content, "nested") == [[[1.5]], {"a": {"b": -2}}]
+    content[CONFIG]["nested"] = text
+    with pytest.raises(ValueError):
+        get_value(content, "nested")
 
 
 def test_valid_counts_are_accepted():
@@ -129,3 +149,14 @@ def test_packed_message_has_four_objects():
     assert len(get_all_nested_objects(content)) > 40
     assert len(get_all_nested_objects(parcel)) == 4  # the content, its record, its array, the bytes of that
     assert pack_message(parcel) is parcel and unpack_message(content) is content
+
+
+@pytest.mark.parametrize("damage", [lambda d: d[:5], lambda d: d[:-3], lambda d: b"\xff" * len(d), lambda d: d[:8] + d])
+def test_damaged_packed_message_is_empty_or_not_readable(damage):
+    """A site cannot end the run of a server by a damaged reply."""
+    packed = pack_message(make_content({"a": np.arange(9.0)}, site="x"))
+    data = damage(packed.array_records["packed"]["packed"].numpy().tobytes())
+    changed = RecordDict({"packed": ArrayRecord({"packed": Array(np.frombuffer(data, np.uint8))})})
+    content = unpack_message(changed)
+    message = Message(content, metadata=Metadata(1, "m", 0, 1, "q", "", 0.0, 60.0, "query"))
+    assert read_counts(message, LABELS) == "its counts cannot be read"
