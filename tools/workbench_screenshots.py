@@ -3,7 +3,7 @@
 python tools/workbench_screenshots.py                                   # all into docs/images/workbench
 python tools/workbench_screenshots.py --out /tmp/wide --size 3840x2160  # to look at
 python tools/workbench_screenshots.py --out /tmp/zoomed --zoom 2        # as at a zoom of 200 %
-python tools/workbench_screenshots.py --only triage                     # the triage page, or findings
+python tools/workbench_screenshots.py --only triage                     # the triage page, findings or gaps
 
 A picture of the dark scheme has the suffix _dark. Simulated people code some of the demo's encounters twice and write
 queries, for the pages that would be empty. The triage page has simulated encounters with calibrated probabilities, and
@@ -28,15 +28,20 @@ from sqlalchemy import Connection, Engine, insert, select, update
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from nosology.core import Note, Suggestion
+from nosology.serving.coder import Coder
 from nosology.workbench.accounts import create_user
 from nosology.workbench.cases import load_case, record_decision, record_decisions, suggestion_to_json
+from nosology.workbench.coding import save_codings
 from nosology.workbench.conversation import insert_answer, insert_comment, insert_query, load_query
 from nosology.workbench.database import open_database, read_transaction, write_transaction
 from nosology.workbench.demo import APPROVED, PASSWORD
 from nosology.workbench.document_import import add_notes
 from nosology.workbench.double_coding import choose_note
+from nosology.workbench.note_coding import CodedNote
+from nosology.workbench.proposals import propose_claim
 from nosology.workbench.store_tables import codings, notes, users
 from nosology.workbench.triage import expected_f1, newest_coder
+from nosology.workbench.uploads import normalize_encounter
 from tests.workbench.processes import Server
 
 OUT = Path(__file__).resolve().parents[1] / "docs" / "images" / "workbench"
@@ -55,6 +60,19 @@ QUESTIONS = (  # with the words they are about and the answers to choose from; t
      ("acute blood loss anemia", "expected blood loss, no diagnosis")),
 )  # fmt: skip
 PROCEDURE = "left hip replacement"
+DEPARTMENTS = {  # notes of a service that leave something open, and how many there are of each
+    "General medicine": (
+        ("Community acquired pneumonia. Heart failure, IV furosemide for two days. CKD. Labs: Na 124.", 7),
+        ("Acute kidney injury, fluids. Anemia, transfused one unit. Hypertension.", 5),
+        ("Acute on chronic systolic heart failure. COPD exacerbation.", 4),
+    ),
+    "Orthopedics": (
+        ("Closed displaced fracture of the neck of the femur after a fall. Knee pain. Anemia.", 6),
+        ("Osteoarthritis of the left hip. Asthma, refill albuterol.", 3),
+    ),
+    "Pulmonology": (("Pneumonia. Asthma, albuterol. SpO2 84% on room air, oxygen 4 l/min.", 5),),
+}
+STAY = {"setting": "inpatient", "sex": "F", "age": 74, "admitted": "2026-02-01", "discharged": "2026-02-06"}
 DISEASES = ("I10", "E11.9", "N18.30", "J44.9", "I48.91")
 CALIBRATED, DRIFTED = 500, 60  # simulated encounters before and after the calibration
 
@@ -274,6 +292,42 @@ def take_findings(page: Page, address: str, camera: Camera) -> None:
     camera.take("finding")
 
 
+def add_departments(engine: Engine) -> None:
+    """Adds finished encounters of some services; their final codes are those of the proposed claim."""
+    texts = [(name, text) for name, rows in DEPARTMENTS.items() for text, number in rows for _ in range(number)]
+    rows = [
+        Note(f"D-{2001 + number}", f"DISCHARGE DIAGNOSES: {text}", extra=STAY | {"service": name})
+        for number, (name, text) in enumerate(texts)
+    ]
+    with write_transaction(engine) as connection:
+        coder, reviewer = newest_coder(connection), find_user(connection, "reviewer")
+        add_notes(connection, [normalize_encounter(row) for row in rows], None)
+        ids = [note_id(connection, row.id) for row in rows]
+    model = Coder.for_claims("day-one")
+    save_codings(engine, coder, ids, [CodedNote(tuple(model.code(row.text)), {}) for row in rows])
+    for note in ids:
+        with read_transaction(engine) as connection:
+            case = load_case(connection, note)
+        steps = [("add", {"code": f"icd10cm:{item.code}"}) for item in propose_claim(case).codes]
+        record_decisions(engine, note, [*steps, ("finish", {})], user=reviewer, version=case.review.version, case=case)
+
+
+def take_gaps(page: Page, address: str, engine: Engine, camera: Camera) -> None:
+    """The ranked list of documentation gaps, the encounters of its first entry, and one of them."""
+    add_departments(engine)
+    page.goto(f"{address}/gaps")
+    page.get_by_role("button", name="Search").click()
+    page.wait_for_load_state("networkidle")
+    while page.get_by_role("status").filter(has_text="running").count():
+        page.wait_for_timeout(500)
+        page.reload()
+    camera.take("gaps")
+    for name in ("gap_encounters", "gap"):
+        page.locator("table.list tbody a").first.click()
+        page.wait_for_load_state()
+        camera.take(name)
+
+
 def take_triage(page: Page, address: str, engine: Engine, camera: Camera) -> None:
     """The triage page after a calibration, and with an alarm."""
     rng = Random(1)
@@ -299,7 +353,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--size", default="1280x800")
     parser.add_argument("--zoom", type=int, default=1)
-    parser.add_argument("--only", choices=["all", "findings", "triage"], default="all")
+    parser.add_argument("--only", choices=["all", "findings", "gaps", "triage"], default="all")
     options = parser.parse_args()
     width, height = (int(side) // options.zoom for side in options.size.split("x"))
     options.out.mkdir(parents=True, exist_ok=True)
@@ -319,9 +373,11 @@ def main() -> None:
                 take_pictures(page, server.address, options.out)
             camera = Camera(page, options.out)
             sign_in(page, server.address, "admin")
-            if options.only != "triage":
+            if options.only in ("all", "findings"):
                 take_findings(page, server.address, camera)
-            if options.only != "findings":
+            if options.only in ("all", "gaps"):
+                take_gaps(page, server.address, engine, camera)
+            if options.only in ("all", "triage"):
                 take_triage(page, server.address, engine, camera)
             engine.dispose()
         finally:

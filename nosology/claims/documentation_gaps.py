@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from importlib.resources import files
+from typing import Any
 
 from nosology.claims.checks import AssignedCode, AssignedCodes, specific_siblings
 from nosology.claims.claim import Claim
@@ -34,6 +35,7 @@ KINDS = {
 }
 _PROCEDURE = "procedure-"
 _NOT_ASKED = "V00-Z99"  # external causes, and reasons for encounters
+_PLAIN = ("kind", "subject", "title", "code", "question", "drg")  # members of a gap that JSON has
 _ALSO_UNSPECIFIED = "or unspecified"  # such codes are right for what is stated, too
 
 
@@ -68,6 +70,19 @@ class Gap:
     def can_change_drg(self) -> bool:
         """Whether an answer gives another DRG."""
         return any(answer.drg != self.drg for answer in self.answers)
+
+    def to_json(self) -> dict[str, Any]:
+        """The gap as one JSON object, evidence as offsets."""
+        answers = [[answer.code, answer.drg, answer.weight, answer.risk] for answer in self.answers]
+        spans = [[span.start, span.end] for span in self.evidence]
+        return {**{name: getattr(self, name) for name in _PLAIN}, "evidence": spans, "answers": answers}
+
+    @classmethod
+    def of_json(cls, value: Mapping[str, Any]) -> Gap:
+        """The gap of such an object; other members are ignored."""
+        evidence = tuple(Span(start, end) for start, end in value["evidence"])
+        answers = tuple(Answer(*parts) for parts in value["answers"])
+        return cls(**{name: value[name] for name in _PLAIN}, evidence=evidence, answers=answers)
 
 
 def find_gaps(claim: Claim, weights: Weights | None = None) -> list[Gap]:

@@ -9,8 +9,6 @@ from typing import Any, Literal, NamedTuple
 
 from nosology.claims.documentation_gaps import Gap
 
-NOT_STATED = "not stated"  # the specialty of a note without one
-
 
 class EncounterGap(NamedTuple):
     """A gap with the id and specialty of its encounter; words: of the note, as evidence."""

@@ -1,4 +1,7 @@
-"""The report of documentation gaps: ranked.csv, encounters.csv, gaps.json and index.html, for its owner only."""
+"""The folder of `nosology gaps`: encounters.jsonl (one line per encounter, appended), ranked.csv, encounters.csv,
+gaps.json and index.html. They have words of notes, so only their owner can read them. A run that was stopped continues
+with the encounters that are not in encounters.jsonl yet.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,19 @@ from string import Template
 from typing import Any
 
 from nosology.claims.documentation_gaps import KINDS
-from nosology.claims.gap_ranking import EffectRange, EncounterGap, RankedGap, likely_change
-from nosology.core.files import atomic_folder, escape_formula, write_json
+from nosology.claims.gap_ranking import (
+    EffectRange,
+    EncounterGap,
+    RankedGap,
+    likely_change,
+    rank_gaps,
+    summarise_specialties,
+)
+from nosology.claims.gap_records import GapRecords
+from nosology.core.files import atomic_file, escape_formula, write_json
+from nosology.core.record_folder import RecordFolder
 
-MARKER = "gaps.json"
-FILES = ("ranked.csv", "encounters.csv", "index.html")
+RECORDS, SETTINGS = "encounters.jsonl", "settings.json"
 MAX_ROWS = 500  # of each table of the page; the other files have all of them
 _RANKED = ("rank", "specialty", "kind", "subject", "title", "encounters", "drg_can_change", "drg_likely")
 _RANKED += ("weight_low", "weight_likely", "weight_high", "risk_low", "risk_likely", "risk_high")
@@ -23,21 +34,35 @@ _ENCOUNTERS = ("id", "specialty", "kind", "subject", "code", "question", "eviden
 _ENCOUNTERS += ("answers", "drg_answers", "weight_likely", "risk_likely")
 
 
-def write_gap_report(
-    folder: str | Path,
-    ranked: Sequence[RankedGap],
-    found: Sequence[EncounterGap],
-    frequency: Mapping[str, int],
-    summary: Mapping[str, Any],
-) -> None:
-    """Writes the report to a folder; only its owner can read it, because it has words of notes."""
-    with atomic_folder(folder, marker=MARKER, files=FILES) as temporary:
-        temporary.chmod(0o700)
+class GapFolder(RecordFolder):
+    """The results of `nosology gaps` while it runs."""
+
+    def __init__(self, folder: str | Path, settings: Mapping[str, Any]):
+        """settings: what is read and how; OutputError if the folder has a run with other ones."""
+        super().__init__(folder, settings, what="gaps", records=RECORDS, manifest=SETTINGS)
+
+    def finish(self, counts: Mapping[str, int]) -> dict[str, Any]:
+        """The summary, after ranked.csv, encounters.csv, gaps.json and index.html are written.
+
+        counts: further numbers for it.
+        """
+        stored = GapRecords.of(self.records())
+        ranked = rank_gaps(stored.found, stored.frequency)
+        summary = {
+            "encounters": stored.encounters.total(),
+            "gaps": len(stored.found),
+            "not_used": stored.failed,
+            **counts,
+            "specialties": summarise_specialties(stored.found, stored.encounters),
+        }
         rows = ([number, *_ranked_row(item)] for number, item in enumerate(ranked, 1))
-        _write_csv(temporary / "ranked.csv", _RANKED, rows)
-        _write_csv(temporary / "encounters.csv", _ENCOUNTERS, (_encounter_row(item, frequency) for item in found))
-        (temporary / "index.html").write_text(gap_page(ranked, found, summary), encoding="utf-8")
-        write_json(temporary / MARKER, {**summary, "ranked": [item.to_json() for item in ranked]})
+        _write_csv(self.path / "ranked.csv", _RANKED, rows)
+        rows = (_encounter_row(item, stored.frequency) for item in stored.found)
+        _write_csv(self.path / "encounters.csv", _ENCOUNTERS, rows)
+        with atomic_file(self.path / "index.html") as temporary:
+            temporary.write_text(gap_page(ranked, stored.found, summary), encoding="utf-8")
+        write_json(self.path / "gaps.json", {**self.settings, **summary, "ranked": [it.to_json() for it in ranked]})
+        return summary
 
 
 def _ranked_row(item: RankedGap) -> list[Any]:
@@ -69,7 +94,7 @@ def _encounter_row(item: EncounterGap, frequency: Mapping[str, int]) -> list[Any
 
 
 def _write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    with path.open("w", encoding="utf-8", newline="") as file:
+    with atomic_file(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(columns)
         writer.writerows(map(escape_formula, row) for row in rows)
@@ -88,6 +113,9 @@ def gap_page(ranked: Sequence[RankedGap], found: Sequence[EncounterGap], summary
     body += [_ranked(ranked), _encounters(found)]
     template = Template(files("nosology.evaluation").joinpath("report.html").read_text(encoding="utf-8"))
     line = f"{summary['encounters']:,} encounters. Confidential: words of notes."
+    left_out = {"encounters with an error": summary["not_used"], "rows with a repeated id": summary["repeated_ids"]}
+    if parts := [f"{number:,} {name}" for name, number in left_out.items() if number]:
+        line += f" Not in this report: {', '.join(parts)}."
     return template.substitute(title="Documentation gaps", summary=escape(line), body="\n".join(body))
 
 

@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import gc
-from collections import Counter
+from collections.abc import Container, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nosology.core import ConfigError, DataError
+from nosology.cli.command_group import refuse_unused
+from nosology.core import DataError
 from nosology.core.progress import progress
+
+if TYPE_CHECKING:
+    from nosology.claims.gap_records import PlacedNote
 
 
 def gaps(
     notes: Annotated[Path, typer.Option(metavar="NOTES", help="A notes file: one encounter per row.")],
-    out: Annotated[Path, typer.Option(metavar="REPORT", help="The folder of the report.")],
+    out: Annotated[
+        Path, typer.Option(metavar="REPORT", help="The folder of the report; a run that was stopped continues.")
+    ],
     coder: Annotated[Path, typer.Option(metavar="BUNDLE", help="The bundle folder of a coder, or day-one.")] = Path(
         "day-one"
     ),
     drg_weights: Annotated[
         list[Path] | None, typer.Option(metavar="FILE", help="CMS Table 5 of a fiscal year; may be repeated.")
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Processes, for day-one and lexicons; by default as many as there are cores."),
     ] = None,
 ) -> None:
     """Rank what notes leave open: by specialty, what is missing, how many encounters, effect on DRG weight and risk.
@@ -28,45 +38,65 @@ def gaps(
     A notes file may have the columns specialty or service, and those of claims: setting, date, sex, age, admitted,
     discharged, role and disposition.
     """
-    from nosology.claims.claim import build_claim
-    from nosology.claims.documentation_gaps import find_gaps
+    from nosology.audit.support_model import coder_fingerprint
     from nosology.claims.drg_weights import load_drg_weights
-    from nosology.claims.encounter import stated_fields
-    from nosology.claims.gap_ranking import NOT_STATED, EncounterGap, rank_gaps, summarise_specialties
-    from nosology.claims.gap_report import FILES, MARKER, write_gap_report
+    from nosology.claims.gap_records import GapFinder
+    from nosology.claims.gap_report import RECORDS, GapFolder
     from nosology.core import __version__
-    from nosology.core.files import check_output_folder, sha256
-    from nosology.corpora.notes_file import read_notes
+    from nosology.core.files import exclusive_output, sha256
+    from nosology.core.forked_processes import forked_map
+    from nosology.core.parallel import cores
     from nosology.serving.coder import Coder
 
     if not notes.is_file():
         raise DataError(f"no such notes file: {notes}")
-    check_output_folder(out, marker=MARKER, files=FILES)
     weights = load_drg_weights(drg_weights or ())
     loaded = Coder.for_claims(coder, systems=["icd10cm"])
-    gc.freeze()  # the tables stay until the end: garbage collection need not visit them again and again
-    found: list[EncounterGap] = []
-    specialties: Counter[str] = Counter()
-    frequency: Counter[str] = Counter()
-    for row, note in enumerate(progress(read_notes(notes, coded=False), "looking for gaps", unit="encounters"), 1):
-        specialty = str(note.extra.get("specialty") or note.extra.get("service") or NOT_STATED).strip()
-        try:
-            claim = build_claim(note.id, note.text, next(loaded.code_all([note])), stated_fields(note))
-        except ConfigError as error:  # a wrong field of the encounter
-            raise DataError(f"{notes}: note {row}: {error}") from error
-        specialties[specialty] += 1
-        frequency.update(item.code for item in claim.codes)
-        for gap in find_gaps(claim, weights):
-            words = tuple(" ".join(text.split()) for text in claim.words(gap.evidence))
-            found.append(EncounterGap(note.id, specialty, gap, words))
-    ranked = rank_gaps(found, frequency)
-    summary = {
+    if (kind := loaded.model.kind) != "lexicon":  # torch, if the coder has it, does not work in forked processes
+        refuse_unused(("workers",), f"for a {kind} coder")
+        workers = 1
+    settings = {
         "package": f"nosology {__version__}",
         "notes": sha256(notes),
-        "coder": str(coder),
+        "coder": coder_fingerprint(coder),
         "drg_weights": [sha256(path) for path in drg_weights or ()],
-        "encounters": specialties.total(),
-        "specialties": summarise_specialties(found, specialties),
     }
-    write_gap_report(out, ranked, found, frequency, summary)
-    typer.echo(f"{specialties.total():,} encounters, {len(found):,} gaps: {out / 'index.html'}")
+    with exclusive_output(out):
+        folder = GapFolder(out, settings)
+        ids, rows = _count_ids(notes)
+        gc.freeze()  # the tables stay until the end: garbage collection need not visit them again and again
+        chooser = getattr(loaded.model, "siblings", None)  # a lexicon has one
+        finder = GapFinder(lambda note: next(loaded.code_all([note])), weights, chooser)
+        waiting = len(ids - folder.done)
+        records = forked_map(finder, _waiting_notes(notes, set(folder.done)), workers or cores())
+        for record in progress(records, "looking for gaps", total=waiting, unit="encounters"):
+            folder.append(record)
+        summary = folder.finish({"repeated_ids": rows - len(ids)})
+    typer.echo(f"{summary['encounters']:,} encounters, {summary['gaps']:,} gaps: {out / 'index.html'}")
+    if failed := summary["not_used"]:
+        typer.echo(f"caution: {failed:,} encounters could not be used: see error in {out / RECORDS}", err=True)
+    if repeated := summary["repeated_ids"]:
+        typer.echo(f"caution: {repeated:,} rows with the id of an earlier row were left out", err=True)
+
+
+def _count_ids(path: Path) -> tuple[set[str], int]:
+    """The ids of a notes file, and the number of its rows."""
+    from nosology.corpora.notes_file import read_notes
+
+    ids, rows = set(), 0
+    for note in read_notes(path, coded=False):
+        ids.add(note.id)
+        rows += 1
+    return ids, rows
+
+
+def _waiting_notes(path: Path, done: Container[str]) -> Iterator[PlacedNote]:
+    """The first note of each id, without those that are done."""
+    from nosology.claims.gap_records import PlacedNote
+    from nosology.corpora.notes_file import read_notes
+
+    seen: set[str] = set()
+    for row, note in enumerate(read_notes(path, coded=False), 1):
+        if note.id not in seen and note.id not in done:
+            yield PlacedNote(note, f"{path}: note {row}")
+        seen.add(note.id)

@@ -213,7 +213,7 @@ async def claim_text(
 
     def build() -> Claim:
         (coded,) = services.pool.code([note])
-        return build_claim(body.id, body.text, for_claim(coded.suggestions), stated)
+        return build_claim(body.id, body.text, for_claim(coded.suggestions), stated, chooser=services.siblings)
 
     claim = await to_thread.run_sync(build, limiter=services.coding_limiter)
     return api_responses.ProposedClaim.model_validate(claim.to_json())

@@ -39,6 +39,7 @@ from nosology.workbench import (
     pages_audit,
     pages_conversation,
     pages_double,
+    pages_gaps,
     pages_search,
     pages_triage,
 )
@@ -101,7 +102,7 @@ def create_app(settings: ServerSettings, services: Services | None = None) -> Fa
     parts = (
         *(router, api.router, api_bulk.router, api_documents.router, api_double.router, api_conversation.router),
         *(pages_accounts.router, administration.router, pages_double.router, pages_conversation.router),
-        *(pages_audit.router, pages_search.router, pages_triage.router, pages.router),
+        *(pages_audit.router, pages_gaps.router, pages_search.router, pages_triage.router, pages.router),
     )
     for part in parts:
         app.include_router(part)

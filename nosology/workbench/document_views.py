@@ -13,6 +13,8 @@ from nosology.workbench.documents import Document, load_documents
 from nosology.workbench.page_html import NoteSection, annotate_note
 from nosology.workbench.views import document_names, visible_text
 
+_MARKED = Code("icd10cm", "marked")  # stands for what is highlighted
+
 
 @dataclass(frozen=True)
 class ShownDocument:
@@ -46,6 +48,14 @@ def show_documents(
         marked = {span for code in highlighted for span in evidence.get(code, ()) if it.start <= span[0] < it.end}
         shown.append(ShownDocument(it, names.get(it.start, it.name), sections, len(marked)))
     return shown
+
+
+def show_marked(case: Case, spans: Sequence[Span]) -> tuple[list[ShownDocument], int | None]:
+    """The current documents with some characters highlighted, and the number of the first section that has some."""
+    documents = show_documents(case, {_MARKED: spans}, [_MARKED])
+    sections = [section for shown in documents for section in shown.sections]
+    marked = (part.number for part in sections if any(piece.highlighted for piece in part.pieces))
+    return documents, next(marked, None)
 
 
 @dataclass(frozen=True)

@@ -39,10 +39,15 @@ K = TypeVar("K", bound=Hashable)
 
 @dataclass(frozen=True)
 class ReviewedNote:
-    """A finished note: codes accepted by the coder in its order, review, confidence, review time, end of the review."""
+    """A finished note: codes accepted by the coder in its order, review, confidence, review time, end of the review.
+
+    encounter: its completed data as they are now. at_coding: as they were when the coder read it, which is all that the
+    triage rule knows; people may have completed or corrected them since.
+    """
 
     note_id: int
     encounter: Mapping[str, Any]
+    at_coding: Mapping[str, Any]
     accepted: tuple[Code, ...]
     review: Review
     raw_confidence: float
@@ -75,7 +80,7 @@ def load_reviewed_notes(connection: Connection, note_ids: Sequence[int] | None =
     for first in range(0, len(rows), 500):
         part = rows[first : first + 500]
         ids = [row.id for row in part]
-        query = select(codings.c.note_id, codings.c.suggestions, codings.c.profile)
+        query = select(codings.c.note_id, codings.c.suggestions, codings.c.profile, codings.c.made)
         coded = rows_by_note(connection, query.where(codings.c.note_id.in_(ids)).order_by(codings.c.id))
         query = select(decisions).where(decisions.c.note_id.in_(ids)).order_by(decisions.c.version)
         decided = rows_by_note(connection, query)
@@ -107,6 +112,7 @@ def _reviewed_note(
     return ReviewedNote(
         note_id=note.id,
         encounter=complete_encounter({**note.encounter, **review.encounter}),
+        at_coding=complete_encounter(_undo_changes({**note.encounter, **review.encounter}, decided, coding["made"])),
         accepted=tuple(Code(s["system"], s["code"]) for s in coding["suggestions"] if s["accepted"]),
         review=review,
         raw_confidence=coding["profile"].get("confidence", 0.0),
@@ -114,6 +120,12 @@ def _reviewed_note(
         finished=note.finished,
         by_person=not any(item.origin == "triage" for item in review.chosen),
     )
+
+
+def _undo_changes(fields: Mapping[str, Any], decided: Sequence[RowMapping], since: float) -> dict[str, Any]:
+    """The data of an encounter without what people have changed since a time."""
+    changes = [row["details"] for row in decided if row["action"] == "encounter" and row["at"] > since]
+    return dict(fields) | {name: old for details in reversed(changes) for name, old in details["before"].items()}
 
 
 @dataclass(frozen=True)

@@ -12,15 +12,16 @@ from nosology.audit.audit_page import TITLES, effect_words
 from nosology.audit.finding import KINDS
 from nosology.codes import describe
 from nosology.core import Code
-from nosology.workbench.bill_audit import find_finding, load_findings, load_progress
-from nosology.workbench.document_views import show_documents
+from nosology.workbench.bill_audit import find_finding, load_findings
+from nosology.workbench.document_views import show_marked
+from nosology.workbench.finished_encounters import load_progress
 from nosology.workbench.page_html import ReviewerPage
 from nosology.workbench.review import NotFound
 from nosology.workbench.security import RowId
+from nosology.workbench.store_tables import bill_audits
 
 router = APIRouter(include_in_schema=False)
 MAX_FINDINGS = 300  # on the page
-_FOUND = Code("icd10cm", "finding")  # marks the words of a finding in the text
 
 
 @router.get("/findings")
@@ -29,7 +30,7 @@ def findings_page(page: ReviewerPage, kind: str = "") -> HTMLResponse:
     if kind and kind not in KINDS:
         raise NotFound("there is no such kind of findings")
     with page.reading() as connection:
-        progress, found = load_progress(connection), load_findings(connection)
+        progress, found = load_progress(connection, bill_audits), load_findings(connection)
     counts = {name: sum(item.values["kind"] == name for item in found) for name in KINDS}
     shown = [item for item in found if not kind or item.values["kind"] == kind]
     return page.render(
@@ -60,9 +61,7 @@ def finding_page(page: ReviewerPage, note_id: RowId, number: int) -> HTMLRespons
     case = page.services.read_case(page.user, note_id, page.address, "finding")
     with page.reading() as connection:
         item = find_finding(connection, note_id, number)
-    documents = show_documents(case, {_FOUND: item.spans}, [_FOUND])
-    sections = [section for shown in documents for section in shown.sections]
-    at = next((part.number for part in sections if any(piece.highlighted for piece in part.pieces)), None)
+    documents, at = show_marked(case, item.spans)
     values = item.values
     return page.render(
         "finding.html",

@@ -27,6 +27,7 @@ from nosology.workbench.store_tables import (
     comments,
     decisions,
     documents,
+    found_gaps,
     notes,
     queries,
     query_events,
@@ -52,7 +53,7 @@ def delete_note(connection: Connection, note_id: int, user: int | None, address:
     values |= {"assignee_id": None, "coding": "cancelled" if note.coding == "waiting" else note.coding}
     connection.execute(update(notes).where(notes.c.id == note_id).values(**values))
     came = connection.scalars(select(documents.c.batch_id).where(documents.c.note_id == note_id).distinct()).all()
-    for table in (bill_audits, documents, codings, decisions, comments, query_events, queries):
+    for table in (bill_audits, found_gaps, documents, codings, decisions, comments, query_events, queries):
         connection.execute(delete(table).where(table.c.note_id == note_id))
     others = select(documents.c.id).where(documents.c.batch_id == batches.c.id).exists()
     # The name of a batch is that of a file, or the id of its only document.

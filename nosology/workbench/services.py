@@ -32,6 +32,7 @@ from nosology.workbench.conversation import has_open_query, load_conversation
 from nosology.workbench.database import insert_row, open_database, read_transaction, store_errors, write_transaction
 from nosology.workbench.decision_checks import check_assignee, check_finished, check_role
 from nosology.workbench.decision_steps import requested_decisions
+from nosology.workbench.department_gaps import GapJob
 from nosology.workbench.encounter_services import ImportedNotes, import_batch
 from nosology.workbench.export import export_case
 from nosology.workbench.retention import RetentionJob
@@ -57,6 +58,7 @@ class Services:
     background: BackgroundCoder
     retention: RetentionJob
     bill_audit: BillAuditJob
+    gap_job: GapJob
     lock: StoreLock
     coding_limiter: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(32))
     sign_in_limit: FailureLimit = field(default_factory=lambda: FailureLimit(10, 60.0))  # per address
@@ -91,12 +93,14 @@ class Services:
             lock.release()
             raise
         background = BackgroundCoder(engine, pool, coder_id, concurrency=settings.workers + 1)
-        jobs = (RetentionJob(engine), BillAuditJob(engine, pool, weights))
+        chooser = SiblingChooser.load(settings.bundle)
+        jobs = (RetentionJob(engine), BillAuditJob(engine, pool, weights, chooser), GapJob(engine, pool, weights))
         services = cls(settings, engine, pool, background, *jobs, lock, server_key=key, drg_weights=weights, ready=True)
-        services.siblings = SiblingChooser.load(settings.bundle)
+        services.siblings = chooser
         background.start()
         services.retention.start()
         services.bill_audit.start()
+        services.gap_job.start()
         return services
 
     def stop(self) -> None:
@@ -104,6 +108,7 @@ class Services:
         self.ready = False
         self.retention.stop()
         self.bill_audit.stop()
+        self.gap_job.stop()
         self.background.stop()
         self.pool.close()
         self.engine.dispose()

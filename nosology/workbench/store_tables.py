@@ -198,15 +198,21 @@ query_events = _table(
     Column("text", sa.Text),
 )
 
-# findings of an audit of the final codes, see bill_audit; those of an older version do not count
-bill_audits = _table(
-    "bill_audits",
-    Column("note_id", Integer, ForeignKey("notes.id"), primary_key=True),
-    Column("version", Integer, nullable=False),  # of the review
-    Column("made", Double, nullable=False),
-    Column("found", Integer, nullable=False),  # number of findings
-    Column("findings", JSON(none_as_null=True)),  # without words of the note; None: it cannot be audited
-)
+
+def _result_table(name: str) -> Table:
+    """A table of results about finished encounters, see finished_encounters; those of an older version do not count."""
+    return _table(
+        name,
+        Column("note_id", Integer, ForeignKey("notes.id"), primary_key=True),
+        Column("version", Integer, nullable=False),  # of the review
+        Column("made", Double, nullable=False),
+        Column("found", Integer, nullable=False),  # number of findings
+        Column("findings", JSON(none_as_null=True)),  # without words of the note; None: it cannot be done
+    )
+
+
+bill_audits = _result_table("bill_audits")  # findings of an audit of the final codes, see bill_audit
+found_gaps = _result_table("found_gaps")  # documentation gaps, see department_gaps
 
 audit = _table(
     "audit",

@@ -141,7 +141,7 @@ def calibrate(connection: Connection, goal: TriageGoal) -> Guarantee:
 
 def find_guarantee(reviewed: Sequence[ReviewedNote], goal: TriageGoal, number: int) -> dict[str, Any]:
     """The fields of a guarantee that follow from the notes; number: of the calibration on them."""
-    notes = [note for note in reviewed if note.by_person and (goal.loss != "drg" or has_drg(note.encounter))]
+    notes = [note for note in reviewed if note.by_person and (goal.loss != "drg" or has_drg(note.at_coding))]
     notes.sort(key=lambda note: note.note_id)  # the order of the database must not matter
     delta = DELTA / (number * (number + 1))
     found = control_risk(
@@ -168,8 +168,9 @@ def triage_losses(notes: Sequence[ReviewedNote], loss: TriageLoss) -> np.ndarray
 
 
 def _changes_drg(note: ReviewedNote) -> bool:
+    """Whether the accepted codes with the data at coding have another DRG than the final codes with the final data."""
     accepted = AssignedCodes(tuple(AssignedCode(code, "triage") for code in note.accepted))
-    return drg_changed(accepted, note.review, note.encounter)
+    return drg_changed(accepted, note.review, note.at_coding, note.encounter)
 
 
 def has_drg(encounter: Mapping[str, Any]) -> bool:

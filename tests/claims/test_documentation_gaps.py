@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from nosology.claims.claim import build_claim
@@ -39,6 +41,7 @@ def test_answers_of_a_query_replace_the_open_code_and_change_the_groups(coder):
     # I50.9 is neither CC nor MCC, chronic failure is a CC, acute failure an MCC.
     assert (failure.drg, drgs["I50.22"], drgs["I50.21"]) == (195, 194, 193)
     assert all(answer.risk is not None and answer.weight is None for answer in failure.answers)
+    assert Gap.of_json(json.loads(json.dumps(failure.to_json()))) == failure
 
 
 def test_a_finding_without_diagnosis_adds_a_code(coder):

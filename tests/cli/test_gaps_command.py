@@ -1,9 +1,16 @@
-"""`nosology gaps`: the files of the report, who can read them, and refused inputs."""
+"""`nosology gaps`: the files of the report, who can read them, resuming, rows that cannot be used, refused inputs."""
 
 from __future__ import annotations
 
 import csv
 import json
+
+import pytest
+
+from nosology.claims import gap_records
+from nosology.claims.claim import build_claim
+from nosology.core.files import exclusive_output
+from nosology.models.siblings.sibling_chooser import SiblingChooser
 
 TEXT = "DISCHARGE DIAGNOSES:\n1. Pneumonia\n2. Heart failure <b>, continue furosemide\n"
 WEIGHTS = (
@@ -60,7 +67,86 @@ def test_refused_inputs_show_no_text(run, tmp_path):
     taken.mkdir()
     (taken / "mine.txt").write_text("mine", encoding="utf-8")
     code, _, err = run("gaps", "--notes", notes, "--out", taken)
-    assert code == 1 and "will not overwrite" in err
-    notes.write_text(json.dumps({"id": "a", "text": "Secret asthma.", "setting": "home"}), encoding="utf-8")
-    code, _, err = run("gaps", "--notes", notes, "--out", tmp_path / "out")
-    assert code == 1 and "note 1: setting must be one of" in err and "Secret" not in err
+    assert code == 1 and "will not write to" in err
+
+
+def report_of(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_wrong_fields_and_repeated_ids_are_counted(run, tmp_path):
+    notes, _ = write_inputs(tmp_path)
+    rows = [json.loads(line) for line in notes.read_text("utf-8").splitlines()]
+    wrong = {"id": "d", "text": "Secret asthma.", "date": "2026-02-31"}
+    notes.write_text(
+        "\n".join(map(json.dumps, [wrong, *rows, {"id": "a", "text": "Secret anemia."}])), encoding="utf-8"
+    )
+    out = tmp_path / "out"
+    code, printed, err = run("gaps", "--notes", notes, "--out", out)
+    assert code == 0 and "3 encounters" in printed
+    assert "1 encounters could not be used" in err and "1 rows with the id of an earlier row" in err
+    records = [json.loads(line) for line in (out / "encounters.jsonl").read_text("utf-8").splitlines()]
+    assert [record["id"] for record in records] == ["d", "a", "b", "c"]
+    assert "note 1: date must be" in records[0]["error"] and "Secret" not in str(records) + err
+    summary = json.loads((out / "gaps.json").read_text("utf-8"))
+    assert (summary["encounters"], summary["not_used"], summary["repeated_ids"]) == (3, 1, 1)
+
+
+def test_a_stopped_run_continues_and_two_processes_give_the_same_report(run, tmp_path):
+    notes, weights = write_inputs(tmp_path)
+    rows = [json.loads(line) for line in notes.read_text("utf-8").splitlines()]
+    many = [row | {"id": f"{row['id']}{number}"} for number in range(7) for row in rows]
+    notes.write_text("\n".join(map(json.dumps, many)), encoding="utf-8")
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert run("gaps", "--notes", notes, "--out", one, "--workers", 1)[0] == 0
+    whole = report_of(one)
+    lines = whole["encounters.jsonl"].splitlines(keepends=True)
+    assert len(lines) == 21
+    assert run("gaps", "--notes", notes, "--out", two, "--workers", 2)[0] == 0
+    assert report_of(two) == whole
+    marked = lines[0].replace(b'"Medicine"', b'"marked"')
+    (two / "encounters.jsonl").write_bytes(marked + b"".join(lines[1:5]) + lines[5][:9])
+    assert run("gaps", "--notes", notes, "--out", two, "--workers", 2)[0] == 0
+    assert (two / "encounters.jsonl").read_bytes() == marked + b"".join(lines[1:])  # the first was not read again
+    assert b"marked" in (two / "ranked.csv").read_bytes()
+    code, _, err = run("gaps", "--notes", notes, "--out", two, "--drg-weights", weights)
+    assert code == 1 and "other files or with other settings" in err
+
+
+def test_a_second_run_into_the_folder_is_refused(run, tmp_path):
+    notes, _ = write_inputs(tmp_path)
+    with exclusive_output(tmp_path / "report"):
+        code, _, error = run("gaps", "--notes", notes, "--out", tmp_path / "report")
+    assert code == 1 and "another process" in error and not (tmp_path / "report").exists()
+
+
+@pytest.mark.parametrize("line", ["[]", '{"x": 1}', "7", "[" * 5000])
+def test_a_damaged_record_is_no_traceback(run, tmp_path, line):
+    notes, _ = write_inputs(tmp_path)
+    out = tmp_path / "report"
+    assert run("gaps", "--notes", notes, "--out", out)[0] == 0
+    with (out / "encounters.jsonl").open("a", encoding="utf-8") as file:
+        file.write(line + "\n")
+    code, _, error = run("gaps", "--notes", notes, "--out", out)
+    assert code == 1 and "is damaged; give another folder" in error and "Traceback" not in error
+
+
+def test_the_claims_use_the_verifier_of_the_coder(run, tmp_path, monkeypatch):
+    used = []
+
+    def noted(*given, **options):
+        used.append(options["chooser"])
+        return build_claim(*given, **options)
+
+    monkeypatch.setattr(gap_records, "build_claim", noted)
+    notes, _ = write_inputs(tmp_path)
+    assert run("gaps", "--notes", notes, "--out", tmp_path / "out", "--workers", 1)[0] == 0
+    assert len(used) == 3 and all(isinstance(chooser, SiblingChooser) for chooser in used)
+
+
+def test_a_specialty_may_have_a_lone_surrogate(run, tmp_path):
+    notes, _ = write_inputs(tmp_path)
+    notes.write_text(notes.read_text("utf-8").replace('"Medicine"', '"Medi\\ud800cine"'), encoding="utf-8")
+    code, printed, _ = run("gaps", "--notes", notes, "--out", tmp_path / "out")
+    assert code == 0 and "3 encounters" in printed
+    assert "Medi?cine" in (tmp_path / "out" / "ranked.csv").read_text("utf-8")

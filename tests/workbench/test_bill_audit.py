@@ -9,12 +9,15 @@ import pytest
 from sqlalchemy import select
 
 from nosology.core import Note
-from nosology.workbench.bill_audit import BillAuditJob, BillAuditTask, audit_in_worker, load_findings, load_progress
+from nosology.models.siblings.sibling_chooser import SiblingChooser
+from nosology.serving.coder import Coder
+from nosology.workbench.bill_audit import BillAuditJob, BillAuditTask, load_findings
 from nosology.workbench.cases import load_case, record_decisions
 from nosology.workbench.coding import save_codings
 from nosology.workbench.database import read_transaction, write_transaction
 from nosology.workbench.document_import import add_notes
-from nosology.workbench.note_coding import CodedNote
+from nosology.workbench.finished_encounters import load_progress, work_in_process
+from nosology.workbench.note_coding import CodedNote, code_notes
 from nosology.workbench.retention import delete_note
 from nosology.workbench.services import register_coder
 from nosology.workbench.store_tables import bill_audits
@@ -56,13 +59,13 @@ def found(engine):
 
 def progress(engine):
     with read_transaction(engine) as connection:
-        result = load_progress(connection)
-    return result.audited, result.waiting, result.failed
+        result = load_progress(connection, bill_audits)
+    return result.done, result.waiting, result.failed
 
 
 def test_findings_are_stored_per_version_and_without_words(engine, people, finished, job):
     assert progress(engine) == (0, 2, 0)
-    assert job.audit_some() == 2 and job.audit_some() == 0
+    assert job.work_on_some() == 2 and job.work_on_some() == 0
     assert progress(engine) == (1, 0, 1)
     assert (finished, "unsupported", "J18.9") in found(engine)
     with read_transaction(engine) as connection:
@@ -74,12 +77,12 @@ def test_findings_are_stored_per_version_and_without_words(engine, people, finis
     changes = [("reopen", {}), ("clear", {"code": "icd10cm:J18.9"}), ("finish", {})]
     record_decisions(engine, finished, changes, user=people["ann"], version=version)
     assert found(engine) == [] and progress(engine) == (0, 1, 1)  # the findings were about other codes
-    assert job.audit_some() == 1
+    assert job.work_on_some() == 1
     assert (finished, "unsupported", "J18.9") not in found(engine)
 
 
 def test_a_deleted_note_leaves_no_findings(engine, people, finished, job):
-    job.audit_some()
+    job.work_on_some()
     with write_transaction(engine) as connection:
         delete_note(connection, finished, people["adam"], "x", "by an admin")
         assert connection.scalars(select(bill_audits.c.note_id)).all() == [2]
@@ -91,8 +94,25 @@ def test_codes_of_other_systems_cannot_be_audited(engine, finished):
         coded = load_case(connection, finished)
     right = BillAuditTask.of(coded, {})
     wrong = BillAuditTask(1, 1, "es", right.made_of, right.billed, {})
-    results = audit_in_worker([right, wrong])
+    results = work_in_process([right, wrong])
     assert results[1] is None and json.loads(results[0])
+
+
+def test_the_verifier_of_the_coder_names_a_code_of_the_category(engine, people):
+    text = "HPI: He presented with constipation for 9 days.\nAssessment: pneumonia, start ceftriaxone."
+    with write_transaction(engine) as connection:
+        add_notes(connection, [Note("n1", text, extra={"setting": "outpatient"})], None)
+    results = code_notes(Coder.for_claims("day-one"), [Note("", text)])
+    save_codings(engine, register_coder(engine, "day-one", None), [1], results)
+    codes = [("add", {"code": code}) for code in ("icd10cm:J18.9", "icd10cm:K59.09")]
+    record_decisions(engine, 1, [*codes, ("finish", {})], user=people["ann"], version=0)
+    with read_transaction(engine) as connection:
+        coded = load_case(connection, 1)
+    found = []
+    for chooser in (None, SiblingChooser.load("day-one")):
+        _, findings = BillAuditJob(engine, Worker(), {}, chooser).task(coded).result()
+        found.append([(item["kind"], item["code"], item["instead"]) for item in findings])
+    assert found == [[("unsupported", "K59.09", "")], [("more_specific", "K59.09", "K59.00")]]
 
 
 def test_a_reviewer_starts_the_audit_and_sees_the_words(server, ann):

@@ -584,6 +584,7 @@ PAGES = (
     "/batches",
     "/measures",
     "/findings",
+    "/gaps",
     "/triage",
     "/users",
     "/audit",

@@ -94,6 +94,15 @@ def test_the_claim_of_a_text(ann):
     assert next(item for item in outpatient["left_out"] if item["code"] == "J18.9")["rule"] == "uncertain"
 
 
+def test_the_claim_of_a_text_uses_the_verifier_as_that_of_the_command_line(ann, tmp_path):
+    given = {"id": "n", "text": "Assessment: patient with sepsis; MRSA.", "setting": "outpatient"}
+    claim = ann.post("/claim", given).json()
+    assert [(item["code"], item["rule"]) for item in claim["codes"]] == [("A41.02", "sibling-verifier")]
+    path = tmp_path / "notes.jsonl"
+    path.write_text(json.dumps(given))
+    assert json.loads(CliRunner().invoke(command_line, ["claim", str(path), "--json"]).stdout) == claim
+
+
 @pytest.mark.parametrize("wrong", [{"setting": "home"}, {"date": "2001-01-01"}, {"age": 200}, {"surprise": 1}])
 def test_a_claim_with_a_wrong_field_is_refused(ann, wrong):
     response = ann.post("/claim", {"text": "secret", **wrong})

@@ -7,11 +7,12 @@ from sqlalchemy import select
 from nosology.claims.checks import AssignedCode
 from nosology.core import Code, ConfigError, Note, Suggestion
 from nosology.workbench import triage
-from nosology.workbench.cases import record_decision
+from nosology.workbench.cases import load_case, record_decision
 from nosology.workbench.coding import CodedNote, save_codings
 from nosology.workbench.database import insert_row, read_transaction, write_transaction
 from nosology.workbench.document_import import add_notes
-from nosology.workbench.measures import ReviewedNote, population_stability_index
+from nosology.workbench.encounter_services import encounter_details
+from nosology.workbench.measures import ReviewedNote, load_reviewed_notes, population_stability_index
 from nosology.workbench.review import Review
 from nosology.workbench.store_settings import save_setting
 from nosology.workbench.store_tables import coders, notes
@@ -32,10 +33,11 @@ CODES = [Code("icd10cm", f"A{number:02d}") for number in range(20)]
 STAY = {"sex": "F", "age": 70, "date": "2025-11-03", "kind": "inpatient"}
 
 
-def reviewed(number, confidence, accepted, final, *, encounter=STAY, by_person=True):
+def reviewed(number, confidence, accepted, final, *, encounter=STAY, at_coding=None, by_person=True):
     """A reviewed note with these codes."""
     review = Review(tuple(AssignedCode(code, "suggested") for code in final))
-    return ReviewedNote(number, encounter, tuple(accepted), review, confidence, 10.0, 1.0, by_person)
+    known = encounter if at_coding is None else at_coding
+    return ReviewedNote(number, encounter, known, tuple(accepted), review, confidence, 10.0, 1.0, by_person)
 
 
 def with_errors(number, confidence, errors, **options):
@@ -223,6 +225,32 @@ def test_notes_of_the_rule_and_outpatients_are_left_out():
     notes.append(with_errors(3, 0.9, 0, encounter={**STAY, "kind": "outpatient"}))
     assert find_guarantee(notes, TriageGoal("errors", 0.5), 1)["notes"] == 2
     assert find_guarantee(notes, TriageGoal("drg", 0.5), 1)["notes"] == 1
+
+
+def test_data_that_people_complete_after_coding_do_not_count_for_what_may_pass(engine, people):
+    coder, (first, second) = coded_store(engine, 2)
+    stay = {"sex": "F", "age": 70, "setting": "inpatient", "discharged": "2025-11-03"}
+    with read_transaction(engine) as connection:
+        details = encounter_details(load_case(connection, first), stay)
+    record_decision(engine, first, "encounter", details, user=people["ann"], version=0)
+    for note, version in ((first, 1), (second, 0)):
+        record_decision(engine, note, "accept", {"code": "icd10cm:I50.9"}, user=people["ann"], version=version)
+        record_decision(engine, note, "finish", {}, user=people["ann"], version=version + 1)
+    with read_transaction(engine) as connection:
+        known = {note.note_id: note for note in load_reviewed_notes(connection)}
+    assert (known[first].encounter["sex"], known[first].encounter["kind"]) == ("F", "inpatient")
+    assert "sex" not in known[first].at_coding and "kind" not in known[first].at_coding
+    rule = PassRule(TriageRule(on=True), guarantee(loss="drg", coder=coder), coder)
+    assert not rule.passes(first, 1.0, known[first].at_coding)
+    assert find_guarantee(list(known.values()), TriageGoal("drg", 0.5), 1)["notes"] == 0
+
+
+def test_the_drg_loss_compares_the_data_at_coding_with_the_final_data():
+    infarct = Code("icd10cm", "I21.4")  # the DRG of those who died is another one
+    died = reviewed(1, 0.9, [infarct], [infarct], at_coding=STAY, encounter={**STAY, "disposition": "20"})
+    assert triage_losses([died, reviewed(2, 0.9, [infarct], [infarct])], "drg").tolist() == [1, 0]
+    later = reviewed(3, 0.9, CODES[:1], CODES[:1], at_coding={**STAY, "age": None})
+    assert find_guarantee([later], TriageGoal("drg", 0.5), 1)["notes"] == 0
 
 
 def test_losses_of_a_note():
