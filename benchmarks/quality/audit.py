@@ -1,6 +1,7 @@
 """Audits of gold code sets with planted errors: precision and recall by kind of error, false alarms.
 
 python benchmarks/quality/audit.py FILE [--coder BUNDLE] [--auditor DIR] [--reference claim|coder] [--limit N]
+    [--evidence coder] [--kinds KIND ...] [--fit PATIENTS]
 
 FILE: JSON lines with id, text, codes (gold), and optionally setting, principal, optional (codes neither right nor
 wrong) and evidence; or the number of patients of a simulated hospital, whose ICD-10 discharge summaries are audited.
@@ -12,6 +13,10 @@ Each note is audited once as it is, and once for each kind of error, with a quar
   moved     put first in place of the principal diagnosis (needs `principal`; one code)
   negated   billed, while the text is changed: "no evidence of" before all places of their evidence (needs `evidence`)
   aged      the same with "history of ..., resolved years ago"
+
+With `--evidence coder`, notes without gold evidence get that of the coder for gold codes that it suggests: codes that
+it does not find cannot be negated or aged then. `--fit` fits an auditor on the discharge summaries of another simulated
+hospital with this number of patients.
 
 An error is found by a finding of its kind about its code: not_billed; less_specific, more_specific or other_code;
 unsupported (also of negated and aged ones); sequencing. `flagged`: by any finding about the code. Precision: of the
@@ -26,7 +31,7 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,9 +39,11 @@ from nosology.audit.encounter_audit import REFERENCES, audit_encounter
 from nosology.audit.finding import BilledCode, EncounterAudit
 from nosology.audit.planted_errors import SHARE, PlantedBill, plant
 from nosology.audit.support_features import MAX_SUGGESTIONS
-from nosology.audit.support_model import SupportModel
-from nosology.core import Code
+from nosology.audit.support_model import SupportModel, coder_fingerprint
+from nosology.audit.support_training import fit_support_model
+from nosology.core import Code, Suggestion
 from nosology.corpora.simulate.hospital import simulate_notes
+from nosology.models.lexicon.cross_validation import note_folds
 from nosology.serving.coder import Coder
 
 RELATED = ("less_specific", "more_specific", "other_code")
@@ -48,10 +55,12 @@ FOUND_BY = {
     "negated": ("unsupported",),
     "aged": ("unsupported",),
 }
+KINDS = ("untouched", *FOUND_BY)
 EDITS = {
     "negated": {"en": r"no evidence of \g<0>", "es": r"sin evidencia de \g<0>"},
     "aged": {"en": r"history of \g<0>, resolved years ago", "es": r"antecedentes de \g<0>, resuelto hace años"},
 }
+YEARS = (2016, 2019)  # of simulated notes: ICD-10-CM
 RESULTS = Path(__file__).parents[1] / "results" / "quality_audit.json"
 
 
@@ -91,15 +100,23 @@ def _is_inside(one: str, other: str) -> bool:
 
 
 def measure(
-    cases: list[dict[str, Any]], coder: Coder, reference: str, seed: int, auditor: SupportModel | None = None
+    cases: list[dict[str, Any]],
+    coder: Coder,
+    reference: str,
+    seed: int,
+    auditor: SupportModel | None = None,
+    kinds: Sequence[str] = KINDS,
+    with_evidence: bool = False,
 ) -> dict[str, Any]:
-    """Counts and scores by kind of error, and false alarms."""
-    counts: dict[str, Counter[str]] = {kind: Counter() for kind in ("untouched", *FOUND_BY)}
+    """Counts and scores by kind of error, and false alarms; with_evidence: of the coder for notes that have none."""
+    counts: dict[str, Counter[str]] = {kind: Counter() for kind in kinds}
     top = MAX_SUGGESTIONS if auditor else None
     for number, case in enumerate(cases):
         gold, optional = _gold(case), {item["code"] for item in case.get("optional", ())}
         others = _gold(cases[(number + 1) % len(cases)])
         known = coder.code(case["text"], top)
+        if with_evidence and not case.get("evidence"):
+            case = case | {"evidence": _coder_evidence(known, gold)}
         stated = {"setting": case["setting"].split()[0]} if case.get("setting") else {}
         for kind, counter in counts.items():
             chance = random.Random(f"{seed} {case['id']} {kind}")
@@ -119,6 +136,12 @@ def measure(
             )
             _count(counter, result, bill, kind, optional)
     return {kind: _scores(kind, counter) for kind, counter in counts.items() if counter}
+
+
+def _coder_evidence(suggestions: Sequence[Suggestion], gold: list[str]) -> list[dict[str, Any]]:
+    """The words at which the coder finds gold codes, in the form of gold evidence."""
+    found = [it for it in suggestions if it.code in gold and it.accepted]
+    return [{"code": it.code, "start": span.start, "end": span.end} for it in found for span in it.evidence]
 
 
 def _gold(case: dict[str, Any]) -> list[str]:
@@ -161,10 +184,17 @@ def _cases(source: str) -> Iterator[dict[str, Any]]:
     if not source.isdigit():
         yield from map(json.loads, filter(None, Path(source).read_text(encoding="utf-8").splitlines()))
         return
-    for note in simulate_notes(int(source), 0, years=(2016, 2019)):
+    for note in simulate_notes(int(source), 0, years=YEARS):
         codes = [{"system": code.system, "code": code.code} for code in note.codes]
         spans = [{"code": it.code.code, "start": it.start, "end": it.end} for it in note.evidence]
         yield {"id": note.id, "text": note.text, "setting": "inpatient", "codes": codes, "evidence": spans}
+
+
+def _simulated_auditor(coder: Coder, name: str, patients: int) -> SupportModel:
+    """An auditor fitted on the notes of another simulated hospital."""
+    notes = list(simulate_notes(patients, 1, years=YEARS))
+    suggestions = list(coder.code_all(notes, MAX_SUGGESTIONS))
+    return fit_support_model(notes, suggestions, note_folds(notes, 5, 0), coder_fingerprint(name))
 
 
 def main() -> None:
@@ -173,19 +203,30 @@ def main() -> None:
     parser.add_argument("--coder", default="day-one")
     parser.add_argument("--auditor", type=Path)
     parser.add_argument("--reference", choices=REFERENCES, default="claim")
+    parser.add_argument("--fit", type=int, metavar="PATIENTS")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
+    parser.add_argument("--evidence", choices=["coder"])
     parser.add_argument("--limit", type=int)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     cases = [case for case in _cases(arguments.file) if len(_gold(case)) > 1][: arguments.limit]
     auditor = SupportModel.for_coder(arguments.auditor, arguments.coder) if arguments.auditor else None
     coder = Coder.for_claims(arguments.coder, systems=["icd10cm"])
-    rows = measure(cases, coder, arguments.reference, arguments.seed, auditor)
+    if arguments.fit:
+        auditor = _simulated_auditor(coder, arguments.coder, arguments.fit)
+    rows = measure(
+        cases, coder, arguments.reference, arguments.seed, auditor, arguments.kinds, arguments.evidence == "coder"
+    )
     for kind, row in rows.items():
         print(f"{kind:<10}", "  ".join(f"{name} {value}" for name, value in row.items()))
     known = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
     source = f"{arguments.file} simulated patients" if arguments.file.isdigit() else Path(arguments.file).stem
+    source += f", first {arguments.limit} notes" if arguments.limit else ""
     name = ("trained" if arguments.coder != "day-one" else "day-one") + (" with auditor" if auditor else "")
-    known[f"{source}, {name}, against the {arguments.reference}"] = rows
+    name += f" ({auditor.similarity.embedder})" if auditor and auditor.similarity else ""
+    known.setdefault(f"{source}, {name}, against the {arguments.reference}", {}).update(rows)
+    if auditor:
+        known[f"train notes, out of fold, of the auditor for {source}, {name}"] = auditor.measured
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps(known, indent=2) + "\n", encoding="utf-8")
 

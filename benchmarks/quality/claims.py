@@ -1,6 +1,7 @@
 """Claims against gold code sets: micro precision, recall and F1, principal diagnosis, Excludes1 conflicts.
 
 python benchmarks/quality/claims.py FILE... [--system icd9cm] [--text-only] [--off STAGE] [--ablate] [--errors]
+    [--coder BUNDLE] [--no-siblings]
 
 FILE: JSON lines with id, text, codes (gold), fields of the encounter (setting, date, role ...), principal, and optional
 (codes neither right nor wrong). With --system icd10pcs the gold codes are procedures.
@@ -69,6 +70,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", type=Path, nargs="+")
     parser.add_argument("--coder", default="day-one")
+    parser.add_argument("--no-siblings", action="store_true", help="without the verifier of siblings of the coder")
     parser.add_argument("--system", default="icd10cm", choices=SYSTEMS)
     parser.add_argument("--text-only", action="store_true", help="state only the date; the rest is read from the text")
     parser.add_argument("--off", action="append", default=[], choices=STAGES)
@@ -77,13 +79,14 @@ def main() -> None:
     arguments = parser.parse_args()
     cases = read_cases(arguments.files, arguments.system)
     coder = Coder.for_claims(arguments.coder)
+    chooser = None if arguments.no_siblings else getattr(coder.model, "siblings", None)
     suggestions = list(coder.code_all([case["text"] for case in cases]))
     names = ("date",) if arguments.text_only else STATED
     encounters = [stated_fields(case, names) for case in cases]
 
     def claims(off: list[str]) -> list[Claim]:
         return [
-            build_claim(case["id"], case["text"], suggested, stated, system=arguments.system, off=off)
+            build_claim(case["id"], case["text"], suggested, stated, system=arguments.system, off=off, chooser=chooser)
             for case, stated, suggested in zip(cases, encounters, suggestions)
         ]
 

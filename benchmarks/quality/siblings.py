@@ -1,6 +1,7 @@
 """The choice between sibling codes: python benchmarks/quality/siblings.py FOLDER [--bundle DIR] [--lang en]
 
-python benchmarks/quality/siblings.py --claims FILE: the codes of claims with the day-one coder beside the verifier's.
+python benchmarks/quality/siblings.py --claims FILE [--bundle DIR]: codes of claims beside the verifier's choice, and
+how many claims are better or worse with it (right codes less wrong ones). FILE: as of claims.py. DIR: else day-one.
 
 FOLDER holds the notes files codiesp_LANG_train.jsonl and codiesp_LANG_dev.jsonl. A lexicon is trained on the train
 notes, and its verifier with it; --bundle keeps it, or reads it if it exists. Then, for each dev note and each category
@@ -86,15 +87,21 @@ def measure(lexicon: Lexicon, notes: list[Note]) -> dict[str, dict[str, float]]:
     return {name: _scores(np.array(rows), verifier.sure_from) for name, rows in found.items()}
 
 
-def compare_claims(path: Path) -> dict[str, int]:
-    """How often the verifier would change a code of a claim, and who is right then; FILE as of claims.py."""
-    coder, chooser, counts = Coder.for_claims(DAY_ONE), SiblingChooser.load(DAY_ONE), Counter[str]()
+def compare_claims(path: Path, bundle: str | Path = DAY_ONE) -> dict[str, int]:
+    """How often the verifier would change a code of a claim, who is right then, and which claims get better."""
+    coder, chooser, counts = Coder.for_claims(bundle, systems=["icd10cm"]), SiblingChooser.load(bundle), Counter[str]()
     assert chooser is not None
     for case in read_cases([path]):
         suggestions = coder.code(case["text"])
         scores = {Code(item.system, item.code): item.probability for item in suggestions}
         claim = build_claim(case["id"], case["text"], suggestions, stated_fields(case))
+        other = build_claim(case["id"], case["text"], suggestions, stated_fields(case), chooser=chooser)
         gold, present = {item["code"] for item in case["codes"]}, {item.code for item in claim.codes}
+        chosen = {item.code for item in other.codes}
+        gain = len(chosen & gold) - len(chosen - gold) - len(present & gold) + len(present - gold)
+        counts["claims"] += 1
+        if chosen != present:
+            counts["claims better" if gain > 0 else "claims worse" if gain < 0 else "claims changed"] += 1
         for item in claim.codes:
             code = Code("icd10cm", item.code)
             own = {code: max(item.probability, scores.get(code, 0.0))}
@@ -137,7 +144,7 @@ def main() -> None:
     parser.add_argument("--bundle", type=Path)
     arguments = parser.parse_args()
     if arguments.claims:
-        _write(f"claims of {arguments.claims.stem}", compare_claims(arguments.claims))
+        _write(f"claims of {arguments.claims.stem}", compare_claims(arguments.claims, arguments.bundle or DAY_ONE))
     if arguments.folder is None:
         return
     with TemporaryDirectory() as name:

@@ -78,11 +78,11 @@ def measured(auditor: Auditor, encounters: Sequence[BilledEncounter], workers: i
     """Times of an audit, report included."""
     with tempfile.TemporaryDirectory() as name:
         folder = AuditFolder(Path(name) / "report", {})
-        cpu, started = _cpu_seconds(), time.perf_counter()
+        cpu, started = cpu_seconds(), time.perf_counter()
         for record in auditor.audit_all(encounters, workers):
             folder.append(record)
         summary = folder.finish({})
-        cpu, clock = _cpu_seconds() - cpu, time.perf_counter() - started
+        cpu, clock = cpu_seconds() - cpu, time.perf_counter() - started
     count = len(encounters)
     return {
         "encounters": count,
@@ -97,7 +97,7 @@ def measured(auditor: Auditor, encounters: Sequence[BilledEncounter], workers: i
     }
 
 
-def _cpu_seconds() -> float:
+def cpu_seconds() -> float:
     """CPU seconds of this process and of its children that have ended."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in used)

@@ -7,8 +7,6 @@ encounters that are not in findings.jsonl yet.
 from __future__ import annotations
 
 import csv
-import json
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,69 +15,28 @@ from typing import Any
 from nosology.audit.audit_page import audit_page
 from nosology.audit.finding import KINDS
 from nosology.codes import table
-from nosology.core import OutputError
-from nosology.core.files import (
-    atomic_file,
-    check_results_folder,
-    escape_formula,
-    output_errors,
-    private_file,
-    read_json,
-    write_json,
-)
+from nosology.core.files import atomic_file, escape_formula, write_json
+from nosology.core.record_folder import RecordFolder
 
 FINDINGS, SETTINGS = "findings.jsonl", "audit.json"
 COLUMNS = ("id", "coder", "kind", "system", "code", "instead", "confidence", "reason", "rule", "evidence")
 COLUMNS += ("document", "start", "end", "looked_for", "drg", "drg_after", "weight", "risk", "hcc_added", "hcc_dropped")
 
 
-class AuditFolder:
+class AuditFolder(RecordFolder):
     """The results of an audit while it runs."""
 
     def __init__(self, folder: str | Path, settings: Mapping[str, Any]):
         """settings: what was audited and how; OutputError if the folder has an audit with other ones."""
-        self.path, self._settings = Path(folder), dict(settings)
-        check_results_folder(self.path, own=(SETTINGS,))
-        with output_errors(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
-            self.path.chmod(0o700)
-        stored = self.path / SETTINGS
-        if (self.path / FINDINGS).exists() and _read_settings(stored) != self._settings:
-            raise OutputError(f"{self.path} has an audit of other files or with other settings; give another folder")
-        write_json(stored, self._settings)
-        self.done = {record["id"] for record in self._repair()}
-
-    def _repair(self) -> list[dict[str, Any]]:
-        """The records that are complete; a line that was not finished is cut off."""
-        path = self.path / FINDINGS
-        if not path.exists():
-            return []
-        content = path.read_bytes()
-        complete = content.rfind(b"\n") + 1
-        if complete < len(content):
-            os.truncate(path, complete)
-        try:
-            return [json.loads(line) for line in content[:complete].splitlines()]
-        except ValueError as error:
-            raise OutputError(f"{path} is damaged; give another folder") from error
-
-    def append(self, record: Mapping[str, Any]) -> None:
-        """Stores the record of an encounter."""
-        with output_errors(self.path), open(self.path / FINDINGS, "a", encoding="utf-8", opener=private_file) as file:
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
-        self.done.add(record["id"])
-
-    def records(self) -> Iterator[dict[str, Any]]:
-        """The stored records."""
-        path = self.path / FINDINGS
-        with path.open(encoding="utf-8", newline="\n") as file:
-            yield from map(json.loads, file)
+        super().__init__(folder, settings, what="an audit", records=FINDINGS, manifest=SETTINGS)
 
     def finish(self, counts: Mapping[str, int]) -> dict[str, Any]:
         """The summary, after findings.csv, summary.json and index.html are written. counts: further numbers for it."""
-        stored = list(self.records()) if self.done else []
+        stored = list(self.records())
         records = [record for record in stored if "error" not in record]
-        summary = {**summarise(records), "not_audited": len(stored) - len(records), **counts}
+        failed = len(stored) - len(records)
+        summary = {**summarise(records), "not_audited": failed, **counts}
+        left_out = {"encounters_with_an_error": failed, **counts}
         with (
             atomic_file(self.path / "findings.csv") as temporary,
             temporary.open("w", encoding="utf-8", newline="") as file,
@@ -89,7 +46,7 @@ class AuditFolder:
             writer.writerows(map(escape_formula, row) for record in records for row in _rows(record))
         write_json(self.path / "summary.json", summary)
         with atomic_file(self.path / "index.html") as temporary:
-            temporary.write_text(audit_page(summary, records), encoding="utf-8")
+            temporary.write_text(audit_page(summary, records, left_out), encoding="utf-8")
         return summary
 
 
@@ -157,11 +114,3 @@ def _rows(record: Mapping[str, Any]) -> Iterator[list[Any]]:
 def _document(record: Mapping[str, Any], start: int) -> str:
     """The id of the document with a character; "" if the encounter has one text."""
     return next((it["id"] for it in reversed(record.get("documents", ())) if it["start"] <= start), "")
-
-
-def _read_settings(path: Path) -> Any:
-    """The settings in a file; None if they cannot be read."""
-    try:
-        return read_json(path)
-    except (OSError, ValueError):
-        return None

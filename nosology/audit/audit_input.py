@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from nosology.audit.auditor import BilledEncounter
 from nosology.audit.billed_codes import Bill, Bills, read_billed_codes
 from nosology.audit.claims_837 import is_837, read_claims_837
 from nosology.audit.fhir_claims import read_fhir_claims, read_fhir_file, read_fhir_notes
+from nosology.claims.encounter import Encounter
 from nosology.claims.encounter_values import merge_fields
 from nosology.core import ConfigError, DataError, Note
 from nosology.corpora.notes_file import read_notes
@@ -46,18 +47,25 @@ def read_audit_input(notes: Path, bills: Bills, done: Collection[str] = ()) -> A
     documents: dict[str, list[tuple[str, Note]]] = {}
     bundle = read_fhir_file(notes)
     given = read_notes(notes, coded=False) if bundle is None else read_fhir_notes(bundle, str(notes), bills.by_id)
+    without_text = 0
     for where, note in _each_once(given, notes):
+        if not note.text:  # a PDF or an image in a FHIR file
+            without_text += 1
+            continue
         own = documents.setdefault(str(note.extra.get("encounter") or note.id), [])
         own.append((where, note))
     found = AuditInput()
     for encounter_id, own in documents.items():
         bill = bills.by_id.get(encounter_id)
         if bill is not None and encounter_id not in done:
-            found.encounters.append(_joined(encounter_id, own, bill))
+            encounter = _joined(encounter_id, own, bill)
+            found.encounters.append(_refused(encounter, own if bundle is not None else ()))
     found.counts = {
         "notes_without_bill": len(documents.keys() - bills.by_id.keys()),
         "bills_without_note": len(bills.by_id.keys() - documents.keys()),
-        "further_bills_of_an_encounter": bills.further,
+        "documents_without_text": without_text,
+        "further_bills_of_an_encounter": 0,
+        **bills.counts,
     }
     return found
 
@@ -86,3 +94,16 @@ def _joined(encounter_id: str, own: list[tuple[str, Note]], bill: Bill) -> Bille
     text = join_documents(note.text for _, note in own)
     starts = tuple((note.id, part.start) for (_, note), part in zip(own, documents_of(text)))
     return BilledEncounter(Note(encounter_id, text, extra=merge_fields(stated)), bill, where, starts)
+
+
+def _refused(encounter: BilledEncounter, documents: Iterable[tuple[str, Note]]) -> BilledEncounter:
+    """The encounter; with the reason if a date of a FHIR document, or what the bill alone states, cannot be used."""
+    for where, note in documents:
+        if reason := note.extra.get("refused"):
+            return replace(encounter, where=where, refused=reason)
+    reason = encounter.bill.refused
+    try:
+        Encounter.of("", encounter.bill.stated)  # else a field of the notes would hide that of the bill
+    except ConfigError as error:
+        reason = reason or str(error)
+    return replace(encounter, refused=f"the bill: {reason}") if reason else encounter

@@ -25,8 +25,10 @@ TITLES = {
 }
 
 
-def audit_page(summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> str:
-    """index.html: one page without scripts or outside files."""
+def audit_page(
+    summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]], left_out: Mapping[str, int] | None = None
+) -> str:
+    """index.html: one page without scripts or outside files. left_out: numbers of what was not audited."""
     found = [(record["id"], item) for record in records for item in record["findings"]]
     found.sort(key=lambda pair: (-_changes(pair[1]), -pair[1]["confidence"]))
     chapters = {_chapter_title(name): counts for name, counts in summary["chapters"].items()}
@@ -34,6 +36,8 @@ def audit_page(summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]])
     body = [_tiles(summary), *_plots(summary), *(_counts(title, groups) for title, groups in tables)]
     body.append(_findings(found[:MAX_FINDINGS], len(found)))
     line = f"{summary['encounters']:,} encounters, {summary['codes']:,} billed codes. Confidential: words of notes."
+    if parts := [f"{number:,} {name.replace('_', ' ')}" for name, number in (left_out or {}).items() if number]:
+        line += f" Not in this report: {', '.join(parts)}."
     template = Template(files("nosology.evaluation").joinpath("report.html").read_text(encoding="utf-8"))
     return template.substitute(title="Audit of billed codes", summary=escape(line), body="\n".join(body))
 

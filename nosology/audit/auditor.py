@@ -23,12 +23,16 @@ from nosology.serving.coder import Coder
 
 @dataclass(frozen=True, slots=True)
 class BilledEncounter:
-    """The text of an encounter and its bill. where: for messages. documents: ids and starts of joined documents."""
+    """The text of an encounter and its bill. where: for messages. documents: ids and starts of joined documents.
+
+    refused: why it is not audited.
+    """
 
     note: Note
     bill: Bill
     where: str
     documents: tuple[tuple[str, int], ...] = ()
+    refused: str = ""
 
 
 @dataclass(frozen=True)
@@ -43,8 +47,11 @@ class Auditor:
 
     def __call__(self, item: BilledEncounter) -> dict[str, Any]:
         """The record of an encounter; with an error in place of findings if one of its fields is wrong."""
+        if item.refused:
+            return {"id": item.note.id, "coder": item.bill.coder, "error": f"{item.where}: {item.refused}"}
         suggestions = next(self.coder.code_all([item.note], MAX_SUGGESTIONS if self.support else None))
         names = [billed.code.code for billed in item.bill.codes if billed.code.system == "icd10cm"]
+        judgement = self.support.judge(item.note.text, names, suggestions) if self.support else None
         try:
             result = audit_encounter(
                 item.note.id,
@@ -55,7 +62,8 @@ class Auditor:
                 reference=self.reference,
                 weights=self.weights,
                 min_confidence=self.min_confidence,
-                judgement=self.support.judge(item.note.text, names, suggestions) if self.support else None,
+                judgement=judgement,
+                chooser=getattr(self.coder.model, "siblings", None),
             )
         except ConfigError as error:  # a wrong field of the encounter
             return {"id": item.note.id, "coder": item.bill.coder, "error": f"{item.where}: {error}"}
@@ -67,7 +75,8 @@ class Auditor:
 
         workers: processes; by default as many as there are cores for a lexicon, which needs no torch, else one.
         """
-        if self.coder.model.kind != "lexicon":
+        has_embedder = self.support is not None and self.support.similarity is not None
+        if self.coder.model.kind != "lexicon" or has_embedder:
             return map(self, items)
         return forked_map(self, items, workers or cores())
 
@@ -104,6 +113,8 @@ def load_auditor(
     """An auditor with the coder of a bundle folder, or day-one; support: a folder of `nosology audit-fit`."""
     coder = Coder.for_claims(bundle, systems=["icd10cm"])
     fitted = SupportModel.for_coder(support, bundle) if support else None
+    if fitted and fitted.similarity:
+        fitted.similarity.load()  # an embedder that is missing ends the audit before it starts
     return Auditor(coder, reference, min_confidence, weights, fitted)
 
 
@@ -117,6 +128,7 @@ def _row(item: BilledEncounter) -> dict[str, str]:
                 "bill": {"codes": bill.codes, "coder": bill.coder, "stated": dict(bill.stated)},
                 "where": item.where,
                 "documents": item.documents,
+                "refused": item.refused,
             },
             default=lambda value: [*value.code, value.poa] if isinstance(value, BilledCode) else str(value),
         )
@@ -129,4 +141,5 @@ def _encounter(row: str) -> BilledEncounter:
     bill = given["bill"]
     codes = tuple(BilledCode(Code(system, code), poa) for system, code, poa in bill["codes"])
     documents = tuple((name, start) for name, start in given["documents"])
-    return BilledEncounter(Note(**given["note"]), Bill(codes, bill["coder"], bill["stated"]), given["where"], documents)
+    own = Bill(codes, bill["coder"], bill["stated"])
+    return BilledEncounter(Note(**given["note"]), own, given["where"], documents, given["refused"])

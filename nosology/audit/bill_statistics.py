@@ -10,12 +10,14 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any
 
-from nosology.codes import table
+import numpy as np
+
+from nosology.codes import CodeEntry, table
 from nosology.text.phrases import phrase_keys
 
 _CODE_PRIOR, _CATEGORY_PRIOR = 0.5, 1.0  # notes added to observed and expected pairs: rare pairs say little
 _WORD_PRIOR = 2.0  # notes of a group added with the average share of a word
-_TOPIC_WORDS, _STORED_WORDS = 20, 300  # typical words of a group that count in a note, and that are stored
+_TOPIC_WORDS, _STORED_WORDS = 20, 80  # typical words of a group that count in a note, and that are stored
 _MIN_NOTES = 2  # of a typical word
 
 
@@ -73,26 +75,54 @@ class BillStatistics:
         ratios = (ratio for word, ratio in self.typical.get(group, {}).items() if word in words)  # highest first
         return sum(islice(ratios, _TOPIC_WORDS)) / _TOPIC_WORDS
 
-    def to_json(self) -> dict[str, Any]:
-        """The numbers, sorted by name; pairs are lists of two names and a number."""
-        return {
-            "notes": self.notes,
-            **{name: dict(sorted(getattr(self, name).items())) for name in ("codes", "categories", "words", "typical")},
-            "code_pairs": [[*pair, n] for pair, n in sorted(self.code_pairs.items())],
-            "category_pairs": [[*pair, n] for pair, n in sorted(self.category_pairs.items())],
+    def affinities(self, codes: Sequence[str]) -> np.ndarray:
+        """The affinities (N, N) of the categories of codes; 0 for codes of one category."""
+        names = [code[:3] for code in codes]
+        rows = [[0.0 if one == other else self.category_affinity(one, other) for other in names] for one in names]
+        return np.array(rows).reshape(len(names), len(names))
+
+    def names(self) -> dict[str, list[str]]:
+        """The names that the numbers of `arrays` mean, sorted."""
+        return {"codes": sorted(self.codes), "categories": sorted(self.categories), "words": sorted(self.words)} | {
+            "groups": sorted(self.typical)
         }
 
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The counts as arrays, in the order of `names`; ratios in thousandths."""
+        names = self.names()
+        row = {kind: {name: number for number, name in enumerate(of_kind)} for kind, of_kind in names.items()}
+        typical = [self.typical[group] for group in names["groups"]]
+        stored: dict[str, list[Any]] = {
+            "notes": [self.notes],
+            **{kind: [getattr(self, kind)[name] for name in names[kind]] for kind in ("codes", "categories", "words")},
+            "typical.size": [len(ratios) for ratios in typical],
+            "typical.word": [row["words"][word] for ratios in typical for word in ratios],
+            "typical.ratio": [round(1000 * ratio) for ratios in typical for ratio in ratios.values()],
+        }
+        for kind, pairs in (("codes", self.code_pairs), ("categories", self.category_pairs)):
+            at = row[kind]
+            stored[f"{kind}.pairs"] = [[at[one], at[other], n] for (one, other), n in sorted(pairs.items())]
+        return {name: _smallest(values) for name, values in stored.items()}
+
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> BillStatistics:
-        return cls(
-            value["notes"],
-            Counter(value["codes"]),
-            Counter(value["categories"]),
-            Counter({(one, other): n for one, other, n in value["code_pairs"]}),
-            Counter({(one, other): n for one, other, n in value["category_pairs"]}),
-            Counter(value["words"]),
-            value["typical"],
-        )
+    def from_arrays(cls, names: Mapping[str, Sequence[str]], arrays: Mapping[str, np.ndarray]) -> BillStatistics:
+        """The statistics of `names` and `arrays`."""
+        counts = [Counter(dict(zip(names[kind], arrays[kind].tolist()))) for kind in ("codes", "categories", "words")]
+        pairs = [
+            Counter({(names[kind][one], names[kind][other]): n for one, other, n in arrays[f"{kind}.pairs"].tolist()})
+            for kind in ("codes", "categories")
+        ]
+        words = (names["words"][number] for number in arrays["typical.word"].tolist())
+        ratios = zip(words, (ratio / 1000 for ratio in arrays["typical.ratio"].tolist()))
+        sizes = zip(names["groups"], arrays["typical.size"].tolist())
+        typical = {group: dict(islice(ratios, size)) for group, size in sizes}
+        return cls(int(arrays["notes"][0]), counts[0], counts[1], pairs[0], pairs[1], counts[2], typical)
+
+
+def _smallest(values: Sequence[Any]) -> np.ndarray:
+    """Whole numbers as an array of the smallest type that has them all."""
+    array = np.array(values, dtype=np.int64)
+    return array.astype(np.min_scalar_type(int(array.max(initial=0))))
 
 
 def name_group(key: str) -> str:
@@ -100,17 +130,20 @@ def name_group(key: str) -> str:
     return f"~{key}"
 
 
-@lru_cache(maxsize=20_000)
-def code_names(code: str) -> tuple[tuple[str, ...], ...]:
-    """The keys of the description and the inclusion terms; of the nearest line above for a code without a line."""
+def nearest_line(code: str) -> CodeEntry | None:
+    """The line of a code in the newest table; the nearest above for a code without one; None without its category."""
     lines = table("icd10cm")
     while code not in lines and len(code) > len("A00"):
         code = code[:-1].rstrip(".")
-    if code not in lines:
-        return ()
-    return tuple(
-        keys for name in (lines[code].description, *lines[code].inclusion_terms) if (keys := phrase_keys(name))
-    )
+    return lines.get(code)
+
+
+@lru_cache(maxsize=20_000)
+def code_names(code: str) -> tuple[tuple[str, ...], ...]:
+    """The keys of the description and the inclusion terms, of the nearest line of the table."""
+    line = nearest_line(code)
+    names = (line.description, *line.inclusion_terms) if line else ()
+    return tuple(keys for name in names if (keys := phrase_keys(name)))
 
 
 def _typical(notes: Sequence[Collection[str]], words: Counter[str], total: int) -> dict[str, float]:

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nosology.audit.billed_codes import POA, Bill, Bills, in_order
+from nosology.audit.billed_codes import POA, REVERSED, Bill, Bills, in_order
 from nosology.audit.finding import BilledCode
 from nosology.claims.encounter_values import DISPOSITIONS, iso_date, years_between
 from nosology.codes.spelling import parse
 from nosology.core import CodeError, ConfigError, DataError
-from nosology.corpora.text_files import decode, open_bytes
+from nosology.corpora.text_files import decode_marked, open_bytes
 
 if TYPE_CHECKING:
     from pyx12.segment import Segment
@@ -44,6 +44,9 @@ _SETTINGS = {
     "23": "emergency",
 }
 _REPLACEMENT, _VOID = "7", "8"  # CLM05-3
+_DAYS = {"434": "date", "435": "admitted", "096": "discharged"}  # qualifiers of DTP
+_HEAD = 4096  # bytes in which an interchange starts
+_NO_DAY = "no day"  # in place of a date that is none: an encounter with it is not audited
 
 
 @dataclass
@@ -54,11 +57,13 @@ class _Claim837:
     is_institutional: bool
     facility: str
     frequency: str
+    sent: str  # date and time of the transaction
     born: str | None
     stated: dict[str, Any]
     ids: dict[str, str] = field(default_factory=dict)
     codes: list[tuple[float, BilledCode]] = field(default_factory=list)
     service_days: list[str] = field(default_factory=list)
+    refused: str = ""
 
     def bill(self) -> Bill:
         """The bill with what the claim says about the encounter."""
@@ -71,42 +76,68 @@ class _Claim837:
             stated["date"] = max(self.service_days)
         if "date" in stated and stated.get("setting") == "inpatient":
             stated.setdefault("discharged", stated["date"])
-        came = stated.get("admitted") or stated.get("date")
-        if self.born and came and self.born <= came:
-            stated["age"] = years_between(self.born, came)
-        return Bill(in_order(self.codes), stated=stated)
+        came = iso_date(stated.get("admitted") or stated.get("date"))
+        if self.born and came:
+            stated["age"] = years_between(self.born, came)  # negative before the birth: refused with the encounter
+        return Bill(in_order(self.codes), stated=stated, refused=self.refused)
 
 
 def is_837(path: Path) -> bool:
-    """Whether a file starts like an X12 interchange."""
+    """Whether a file starts like an X12 interchange, perhaps after a byte-order mark and blanks."""
     if not path.is_file():
         return False
     with open_bytes(path) as file:
-        return file.read(3) == b"ISA"
+        head = file.read(_HEAD)
+    return head.translate(None, b"\x00\xef\xbb\xbf\xff\xfe \t\r\n").startswith(b"ISA")
 
 
 def read_claims_837(path: Path, claim_id: str = "account") -> Bills:
     """The bill of each encounter; claim_id: see CLAIM_IDS. DataError names the claim and shows nothing of it.
 
-    A claim with frequency code 7 replaces an earlier one, and one with code 8 voids it. Of several other claims with
-    the same id, the first counts.
+    A claim with frequency code 7 replaces the earlier claims with its patient control number, and one with code 8 voids
+    them. Of several claims that remain for an id, the first counts.
     """
     if claim_id not in CLAIM_IDS:
         raise ConfigError(f"--claim-id must be one of {', '.join(CLAIM_IDS)}; got {claim_id!r}")
     bills: dict[str, Bill] = {}
-    further = 0
-    for claim in _claims(path):
+    current = _CurrentClaims()
+    # The newest transaction last: files of several transactions need not be in their order.
+    for claim in sorted(_claims(path), key=lambda it: it.sent):
+        current.add(claim)
+    for claim in current.remaining():
         name = claim.ids.get(claim_id, "")
         if not name:
             what = "CLM01" if claim_id == "account" else "REF with qualifier EA"
             raise DataError(f"{path}: claim {claim.number}: {what} is missing")
-        if claim.frequency == _VOID:
-            bills.pop(name, None)
-        elif name in bills and claim.frequency != _REPLACEMENT:
-            further += 1
+        bills.setdefault(name, claim.bill())
+    further = len(current.remaining()) - len(bills)
+    return Bills(bills, {"further_bills_of_an_encounter": further, **current.counts})
+
+
+class _CurrentClaims:
+    """The claims that count, after later ones have replaced or voided earlier ones with their control number."""
+
+    def __init__(self) -> None:
+        self._claims: dict[tuple[str, bool], list[_Claim837]] = {}
+        self.counts = {"replaced_claims": 0, "voided_claims": 0}
+
+    def add(self, claim: _Claim837) -> None:
+        """Takes the next claim into account."""
+        # A hospital and a physician may use the same number; without a number nothing is replaced.
+        key = claim.ids["account"] or f"#{claim.number}", claim.is_institutional
+        earlier = self._claims.setdefault(key, [])
+        if claim.frequency == _REPLACEMENT:
+            self.counts["replaced_claims"] += len(earlier)
+            self._claims[key] = [claim]
+        elif claim.frequency == _VOID:
+            self.counts["voided_claims"] += len(earlier)
+            self._claims[key] = []
         else:
-            bills[name] = claim.bill()
-    return Bills(bills, further)
+            earlier.append(claim)
+
+    def remaining(self) -> list[_Claim837]:
+        """The claims that are left, in the order of the file."""
+        return sorted((it for claims in self._claims.values() for it in claims), key=lambda it: it.number)
 
 
 def _claims(path: Path) -> Iterator[_Claim837]:
@@ -129,7 +160,7 @@ def _segments(path: Path) -> Iterator[Segment]:
     except ImportError as error:
         raise ConfigError("837 claims need their own packages: pip install 'nosology[audit]'") from error
     with open_bytes(path) as file:
-        content = decode(file.read())[0]
+        content = decode_marked(file.read(), path).lstrip("\ufeff \t\r\n")
     count = 0
     try:  # the messages of pyx12 have elements of the file, so they are not shown
         reader = X12Reader(io.StringIO(content))
@@ -164,7 +195,7 @@ class _SegmentsOfClaims:
         self._path = path
         self.claim: _Claim837 | None = None
         self.count = 0
-        self._guide, self._sex, self._in_line = "", "", False
+        self._guide, self._sent, self._sex, self._in_line = "", "", "", False
         self._born: str | None = None
 
     def read(self, segment: Segment) -> _Claim837 | None:
@@ -174,6 +205,8 @@ class _SegmentsOfClaims:
             finished, self.claim, self._in_line = self.claim, None, False
         if name == "ST":
             self._start(segment)
+        elif name == "BHT":
+            self._sent = _value(segment, 4) + _value(segment, 5)
         elif name == "HL":  # a subscriber, or a patient who is not the subscriber
             self._born, self._sex = None, ""
         elif name == "DMG" and self.claim is None:
@@ -197,7 +230,8 @@ class _SegmentsOfClaims:
         facility, kind = _value(segment, 5), _value(segment, 5, 2)
         is_institutional = kind == "A" or any(guide in self._guide for guide in _INSTITUTIONAL)
         stated = {"sex": self._sex} if self._sex in ("F", "M") else {}
-        self.claim = _Claim837(self.count, is_institutional, facility, _value(segment, 5, 3), self._born, stated)
+        frequency = _value(segment, 5, 3)
+        self.claim = _Claim837(self.count, is_institutional, facility, frequency, self._sent, self._born, stated)
         self.claim.ids["account"] = _value(segment, 1)
 
     def _add(self, claim: _Claim837, name: str, segment: Segment) -> None:
@@ -215,13 +249,15 @@ class _SegmentsOfClaims:
 
     def _add_days(self, claim: _Claim837, segment: Segment) -> None:
         kind, value = _value(segment, 1), _value(segment, 3)
-        day = _day(value.rpartition("-")[2])  # the end of a period
-        if day is None or _value(segment, 2) == "TM":
+        if not value or _value(segment, 2) == "TM" or kind not in (_DAYS if not self._in_line else ("472",)):
             return
-        if kind == "472" and self._in_line:
-            claim.service_days.append(day)
-        elif kind in ("434", "435", "096") and not self._in_line:
-            claim.stated[{"434": "date", "435": "admitted", "096": "discharged"}[kind]] = day
+        first, last = (_day(it) or _NO_DAY for it in (value.partition("-")[0], value.rpartition("-")[2]))
+        if first > last:
+            claim.refused = REVERSED
+        elif self._in_line:
+            claim.service_days.append(last)
+        else:
+            claim.stated[_DAYS[kind]] = last
 
     def _add_code(self, claim: _Claim837, segment: Segment, element: int) -> None:
         system, place = _QUALIFIERS.get(_value(segment, element), (None, -1))

@@ -9,15 +9,17 @@ from typing import Any
 
 from nosology.audit.correction import Weights, assigned_codes, with_effects
 from nosology.audit.finding import KINDS, BilledCode, EncounterAudit, Finding
-from nosology.audit.mentioned import MentionedCodes, NamedAt, names_of
+from nosology.audit.mentioned import MentionedCodes, NamedAt, merged_spans, names_of
+from nosology.audit.sibling_search import SiblingSearch
 from nosology.audit.support_features import shared_start
 from nosology.audit.support_model import Judgement
 from nosology.claims.claim import Claim, ClaimCode, build_claim
 from nosology.claims.draft import Draft
 from nosology.claims.encounter_checks import check_encounter
-from nosology.claims.mention_status import Objection
+from nosology.claims.sibling_choice import RULE as SIBLINGS
 from nosology.codes import describe
 from nosology.core import Code, ConfigError, Span, Suggestion
+from nosology.models.siblings.sibling_chooser import SiblingChooser
 
 REFERENCES = ("claim", "coder")
 """Against what a bill is audited: the claim by the guidelines, or the codes that a coder accepts."""
@@ -40,26 +42,31 @@ def audit_encounter(
     weights: Weights | None = None,
     min_confidence: float | None = None,
     judgement: Judgement | None = None,
+    chooser: SiblingChooser | None = None,
 ) -> EncounterAudit:
     """The findings of an encounter; text: its note, or its documents joined by `join_documents`.
 
     suggestions: of a coder loaded for claims. stated: fields of the encounter; what is missing is read from the text.
     reference: see REFERENCES. weights: of the DRGs. min_confidence: of a finding; None: 0.5, and for the codes of a
     judgement its own thresholds. judgement: of a support model; then it decides about codes, and the most confident
-    findings come first. Billed procedures count for checks and groups; their support is not audited.
+    findings come first. chooser: of the coder, for the claim; without a judgement it also names the code of the
+    category that the text supports in place of a billed one that it does not support. Billed procedures count for
+    checks and groups; their support is not audited.
     """
     if reference not in REFERENCES:
         raise ConfigError(f"reference must be one of {', '.join(REFERENCES)}; got {reference!r}")
-    bill = _EncounterBill(build_claim(note_id, text, suggestions, stated), billed, suggestions, reference)
+    claim = build_claim(note_id, text, suggestions, stated, chooser=chooser)
+    bill = _EncounterBill(claim, billed, suggestions, reference, chooser)
     fields = bill.fields
     about_codes = list(bill.code_findings() if judgement is None else bill.judged_findings(judgement))
     least = MIN_CONFIDENCE if min_confidence is None else min_confidence
     if judgement is None or min_confidence is not None:
         about_codes = [item for item in about_codes if item.confidence >= least]
     others = [item for item in (*bill.order_findings(), *bill.conflicts()) if item.confidence >= least]
-    findings = with_effects([*about_codes, *others], billed, fields, weights or {})
+    findings = with_effects([bill.with_words(it) for it in (*about_codes, *others)], billed, fields, weights or {})
     findings.sort(key=lambda item: KINDS.index(item.kind) if judgement is None else -item.confidence)
-    return EncounterAudit(note_id, text, bill.claim.encounter, tuple(billed), tuple(findings), bill.supported)
+    supported = {code: merged_spans(spans) for code, spans in bill.supported.items()}
+    return EncounterAudit(note_id, text, bill.claim.encounter, tuple(billed), tuple(findings), supported)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +82,21 @@ class _Expected:
 class _EncounterBill:
     """The bill of an encounter beside what its text supports."""
 
-    def __init__(self, claim: Claim, billed: Sequence[BilledCode], suggestions: Sequence[Suggestion], reference: str):
+    def __init__(
+        self,
+        claim: Claim,
+        billed: Sequence[BilledCode],
+        suggestions: Sequence[Suggestion],
+        reference: str,
+        chooser: SiblingChooser | None,
+    ):
         self.claim, self._reference = claim, reference
         self._all = billed
         self._billed = [item for item in billed if item.code.system == "icd10cm"]
         self._names = {item.code.code for item in self._billed}
         self._draft = Draft(claim.text, claim.encounter, suggestions)
         self._mentions = MentionedCodes(self._draft)
+        self._siblings = SiblingSearch(chooser, self._draft, self._mentions) if chooser else None
         self._suggested = {it.code: it for it in suggestions if it.system == "icd10cm"}
         self.expected = {it.code: it for it in (_of_claim(claim) if reference == "claim" else _accepted(suggestions))}
         self.supported: dict[Code, tuple[Span, ...]] = {}
@@ -132,6 +147,10 @@ class _EncounterBill:
                 )
                 finding = doubted if usable else self._unsupported(code, named)
                 yield replace(finding, confidence=judgement.unsupported[code.code])
+            elif denied := judgement.denied_counts and self._mentions.denied(
+                code.code, _spans(self._suggested.get(code.code))
+            ):
+                yield _contradicted(code, denied)
             elif spans := usable or _spans(self._suggested.get(code.code)):
                 self.supported[code] = spans
         for name, confidence in judgement.not_billed.items():
@@ -162,17 +181,48 @@ class _EncounterBill:
         if usable or suggested:
             self.supported[code] = tuple(dict.fromkeys(it.span for it in usable)) or suggested
             return None
-        return self._unsupported(code, named)
+        found = self._unsupported(code, named)
+        if found.evidence or self._siblings is None:  # mentions that do not count, or a rule, explain it
+            return found
+        return self._of_category(code, explained) or found
+
+    def _of_category(self, code: Code, explained: set[str]) -> Finding | None:
+        """That the text supports another code of the category, where it does not name the billed one."""
+        found = self._siblings.find(code, self._names | explained) if self._siblings else None
+        if found is None:
+            return None
+        kind, reason = self._compare(code.code, found.code)
+        confidence = max(found.probability, _UNSURE)  # the billed code is wrong, whichever the right one is
+        return Finding(kind, code, reason, confidence, SIBLINGS, found.code, found.evidence)
 
     def _unsupported(self, code: Code, named: Sequence[NamedAt]) -> Finding:
         """That the text does not support a code, with the mentions that do not count or the names looked for."""
-        if first := next((it.objection for it in named if it.objection), None):
-            return _contradicted(code, first, named)
+        if any(it.objection for it in named):
+            return _contradicted(code, named)
         for left in self.claim.left_out:
             if left.code == code.code and left.evidence:
                 return Finding("unsupported", code, left.reason, _UNSURE, left.rule, evidence=left.evidence)
         looked_for = names_of(self._draft, code)
+        others = self._mentions.of_category(code.code)
+        objections = [it.objection for mentions in others.values() for it in mentions]
+        if (objection := next(iter(objections), None)) and all(objections):
+            reason = f"the text names only {', '.join(others)} of its category: {objection.reason}"
+            spans = tuple(it.span for mentions in others.values() for it in mentions)
+            return Finding("unsupported", code, reason, _NOT_FOUND, objection.rule, "", spans, looked_for)
         return Finding("unsupported", code, "the text does not name it", _NOT_FOUND, looked_for=looked_for)
+
+    def with_words(self, finding: Finding) -> Finding:
+        """The finding with its words of the text, none twice; without any, with the names that were looked for."""
+        code = finding.code
+        spans = finding.evidence or self.supported.get(code) or self._spans_of(code)
+        looked_for = finding.looked_for if spans or finding.looked_for else names_of(self._draft, code)
+        return replace(finding, evidence=merged_spans(spans), looked_for=looked_for)
+
+    def _spans_of(self, code: Code) -> tuple[Span, ...]:
+        """Where the text names a code, also where that does not count; of a procedure, the evidence of the claim."""
+        if code.system == "icd10cm":
+            return tuple(it.span for it in self._mentions.of(code.code))
+        return next((it.evidence for it in self.claim.procedures if it.code == code.code), ())
 
     def _related(self, code: str, usable: Sequence[NamedAt], explained: set[str]) -> _Expected | None:
         """The expected code of the same category that is not billed and stands where the billed one is named."""
@@ -250,7 +300,9 @@ def _spans(suggestion: Suggestion | None) -> tuple[Span, ...]:
     return tuple(Span(item.start, item.end) for item in suggestion.evidence) if suggestion else ()
 
 
-def _contradicted(code: Code, first: Objection, named: Sequence[NamedAt]) -> Finding:
+def _contradicted(code: Code, named: Sequence[NamedAt]) -> Finding:
+    """That mentions of a code do not count, by the first objection."""
+    first = next(it.objection for it in named if it.objection)
     spans = tuple(dict.fromkeys(it.span for it in named))
     return Finding("unsupported", code, first.reason, _CONTRADICTED, first.rule, evidence=spans)
 

@@ -8,15 +8,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nosology.audit.billed_codes import POA, Bill, Bills, in_order
+from nosology.audit.billed_codes import POA, REVERSED, Bill, Bills, in_order
 from nosology.audit.finding import BilledCode
 from nosology.claims.encounter_values import iso_date
-from nosology.claims.fhir_documents import bundle_resources, read_fhir, referenced, resource_id, resource_type
+from nosology.claims.fhir_documents import (
+    bundle_resources,
+    read_fhir,
+    referenced,
+    resource_id,
+    resource_type,
+    wrong_dates,
+)
 from nosology.codes.spelling import parse
 from nosology.core import Code, CodeError, ConfigError, DataError, Note
-from nosology.corpora.text_files import decode, open_bytes
+from nosology.corpora.text_files import decode, decode_marked, open_bytes
 
 _SUFFIXES = (".json", ".jsonl", ".ndjson", ".json.gz", ".jsonl.gz", ".ndjson.gz")
+_HEAD = 10_000  # characters at the start of a file in which a FHIR resource has its type
 _SYSTEMS = {
     "http://hl7.org/fhir/sid/icd-10-cm": "icd10cm",
     "urn:oid:2.16.840.1.113883.6.90": "icd10cm",
@@ -24,6 +32,7 @@ _SYSTEMS = {
     "http://hl7.org/fhir/sid/icd-10-pcs": "icd10pcs",
     "urn:oid:2.16.840.1.113883.6.4": "icd10pcs",
 }
+_DATES = ("billablePeriod.start", "billablePeriod.end")  # of a Claim
 
 
 def read_fhir_file(path: Path) -> dict[str, Any] | None:
@@ -31,40 +40,53 @@ def read_fhir_file(path: Path) -> dict[str, Any] | None:
     if not path.name.lower().endswith(_SUFFIXES) or not path.is_file():
         return None
     with open_bytes(path) as file:
-        first = _json(file.readline())
-        if isinstance(first, dict) and "resourceType" not in first:
+        first = file.readline()
+        if isinstance(value := _json(first), dict) and "resourceType" not in value:
             return None
-        rest = file.read()
-    if not isinstance(first, dict):  # not an object on one line: perhaps one on several
-        with open_bytes(path) as file:
-            first, rest = _json(file.read()), b""
-        if resource_type(first) is None:
+        content = decode_marked(first + file.read(), path)
+    if isinstance(value, dict):
+        resources = [_json(line) for line in filter(None, map(str.strip, content.split("\n")))]
+    else:  # not an object on one line: perhaps one on several
+        resources = [_whole(content, path)]
+        if resource_type(resources[0]) is None:
             return None
     entries: list[Any] = []
-    for number, line in enumerate([first, *filter(None, map(bytes.strip, rest.split(b"\n")))], 1):
-        value = _json(line) if isinstance(line, bytes) else line
+    for number, value in enumerate(resources, 1):
         if resource_type(value) is None:
             raise DataError(f"{path}: resource {number} is not a FHIR resource in JSON")
         entries += (value.get("entry") or []) if value["resourceType"] == "Bundle" else [{"resource": value}]
     return {"resourceType": "Bundle", "entry": entries}
 
 
-def _json(raw: bytes) -> Any:
+def _json(raw: bytes | str) -> Any:
     """The value of a JSON text; None if it is none."""
     try:
-        return json.loads(decode(raw)[0])
+        return json.loads(raw if isinstance(raw, str) else decode(raw)[0].removeprefix("\ufeff"))
     except (ValueError, RecursionError):
         return None
+
+
+def _whole(content: str, path: Path) -> Any:
+    """The value of a JSON file; None if it is none and has no FHIR resource. DataError for a damaged FHIR file."""
+    try:
+        return json.loads(content)
+    except RecursionError:
+        return None
+    except json.JSONDecodeError as error:  # not chained: it has the content
+        if '"resourceType"' not in content[:_HEAD]:
+            return None
+        where = f"line {error.lineno}, column {error.colno}"
+    raise DataError(f"{path} is damaged: its JSON is wrong or incomplete at {where}; the file may be cut off")
 
 
 def read_fhir_notes(bundle: Mapping[str, Any], name: str, billed: Collection[str]) -> Iterator[Note]:
     """One note per document that is not withdrawn; its column encounter is the id of its bill, if there is one.
 
     billed: ids of bills. A document whose encounter has no bill belongs to the claim of its patient that names no
-    encounter.
+    encounter. The text of a document that has none, such as a PDF, is empty.
     """
     _check_packages()
-    for note in read_fhir(bundle, name):
+    for note in read_fhir(bundle, name, lenient=True):
         if note.extra.get("withdrawn"):
             continue
         encounter, patient = str(note.extra.get("encounter") or ""), f"Patient/{note.patient}"
@@ -81,6 +103,8 @@ def read_fhir_claims(bundle: Mapping[str, Any], name: str) -> Bills:
     the first.
     """
     _check_packages()
+    from fhir.resources.R4B.claim import Claim
+
     resources = bundle_resources(bundle, name)
     bills: dict[str, Bill] = {}
     institutional: set[str] = set()
@@ -90,16 +114,17 @@ def read_fhir_claims(bundle: Mapping[str, Any], name: str) -> Bills:
     count = 0
     for row, item in enumerate(claims, 1):
         where = f"{name}: Claim {row}"
-        _check(item, where)
+        wrong = wrong_dates(Claim, item, _DATES, where)
         if item["status"] != "active" or item["use"] != "claim":
             continue
         count += 1
         key = _encounter_id(item, resources, where)
         is_institutional = any(it.get("code") == "institutional" for it in item["type"].get("coding") or [])
         if key not in bills or (is_institutional and key not in institutional):
-            bills[key] = _bill(item, resources, where)
+            bill = _bill(item, resources, where)
+            bills[key] = replace(bill, refused=wrong) if wrong else bill
         institutional |= {key} if is_institutional else set()
-    return Bills(bills, count - len(bills))
+    return Bills(bills, {"further_bills_of_an_encounter": count - len(bills)})
 
 
 def _check_packages() -> None:
@@ -107,16 +132,6 @@ def _check_packages() -> None:
         import fhir.resources  # noqa: F401
     except ImportError as error:
         raise ConfigError("FHIR files need their own packages: pip install 'nosology[audit]'") from error
-
-
-def _check(item: dict[str, Any], where: str) -> None:
-    from fhir.resources.R4B.claim import Claim
-    from pydantic import ValidationError
-
-    try:
-        Claim.model_validate(item)
-    except (ValidationError, ValueError):  # not chained: the message has values
-        raise DataError(f"{where}: not a Claim of FHIR R4") from None
 
 
 def _encounter_id(item: Mapping[str, Any], resources: Mapping[str, Any], where: str) -> str:
@@ -152,8 +167,9 @@ def _bill(item: Mapping[str, Any], resources: Mapping[str, Any], where: str) -> 
         if code is not None:  # CPT and HCPCS are not audited
             codes.append((last + entry["sequence"], BilledCode(code)))
     period = item.get("billablePeriod") or {}
-    day = iso_date(period.get("end") or period.get("start"))
-    return Bill(in_order(codes), stated={"date": day} if day else {})
+    first, last = (iso_date(period.get(name)) for name in ("start", "end"))
+    refused = REVERSED if first and last and last < first else ""
+    return Bill(in_order(codes), stated={"date": last or first} if last or first else {}, refused=refused)
 
 
 def _concept(entry: Mapping[str, Any], name: str, kind: str, resources: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -39,8 +39,9 @@ class GroupEffect:
 class Finding:
     """One difference between bill and documents: kind (see KINDS), code, and the reason in a sentence.
 
-    instead: the code, or the indicator of kind poa, that the documents support. evidence: characters of the text.
-    looked_for: names of the code that the text does not have. rule: of the claim or the check.
+    instead: the code, or the indicator of kind poa, that the documents support. evidence: characters of the text; they
+    do not overlap. looked_for: names of the code that the text does not have. A finding of an audit has at least one of
+    these two. rule: of the claim or the check.
     """
 
     kind: str

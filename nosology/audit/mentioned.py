@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from nosology.claims.draft import Draft
 from nosology.claims.mention_status import Objection, objection
+from nosology.codes.lookup import label_description
 from nosology.codes.related_codes import is_past_event
 from nosology.core import Code, Span
 from nosology.models.lexicon.lexicon_settings import MatchSettings
@@ -14,6 +16,7 @@ from nosology.models.lexicon.mentions import find_mentions
 from nosology.text.context import CATEGORIES
 
 _MAX_NAMES = 6
+_DENIALS = frozenset({"negated", "ruled-out"})  # objections by which the note says that the patient does not have it
 _MARKS = {
     "negated": "the note denies it",
     "family": "the note says it of a relative",
@@ -47,6 +50,22 @@ class MentionedCodes:
             NamedAt(span, self._objection(span, marks, code), first) for span, marks, first in self._at.get(code, ())
         ]
 
+    def of_category(self, code: str) -> dict[str, list[NamedAt]]:
+        """The mentions of the other codes of the same category for which no code fits better."""
+        others = [it for it in self._at if it[:3] == code[:3] and it != code]
+        found = {it: [named for named in self.of(it) if named.is_first] for it in others}
+        return {it: named for it, named in found.items() if named}
+
+    def denied(self, code: str, coded: Iterable[Span]) -> list[NamedAt]:
+        """The mentions of a code if the note denies all of them; else none. coded: where a coder finds the code."""
+        mentions = self.of(code)
+        for span in coded:
+            context = self._draft.context(span)
+            marks = tuple(getattr(context, category) for category in CATEGORIES)
+            mentions.append(NamedAt(span, self._objection(span, marks, code), False))
+        is_denied = all(it.objection and it.objection.rule in _DENIALS for it in mentions)
+        return mentions if is_denied else []
+
     def _objection(self, span: Span, marks: tuple[bool, ...], code: str) -> Objection | None:
         if code in self._draft.table and (found := objection(self._draft, span, code)):
             return found
@@ -58,8 +77,23 @@ class MentionedCodes:
 
 
 def names_of(draft: Draft, code: Code) -> tuple[str, ...]:
-    """The description of a code and its inclusion terms."""
+    """The names of a code that an audit looks for: description and inclusion terms.
+
+    Of a code that the release of the encounter does not have, the description in another release; of a code that no
+    release has, that of its category, else the code itself.
+    """
     if code.system != "icd10cm" or code.code not in draft.table:
-        return ()
+        return (label_description(code),)
     entry = draft.table[code.code]
     return tuple(dict.fromkeys((entry.description, *entry.inclusion_terms)))[:_MAX_NAMES]
+
+
+def merged_spans(spans: Iterable[Span]) -> tuple[Span, ...]:
+    """The spans in order, those that overlap as one."""
+    merged: list[Span] = []
+    for span in sorted(spans):
+        if merged and span.start < merged[-1].end:
+            merged[-1] = Span(merged[-1].start, max(merged[-1].end, span.end))
+        else:
+            merged.append(span)
+    return tuple(merged)

@@ -10,6 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from nosology.audit.bill_statistics import BillStatistics, code_names, name_group
+from nosology.audit.description_similarity import DescriptionSimilarity
 from nosology.core import Suggestion
 from nosology.models.lexicon.lexicon_settings import MatchSettings
 from nosology.models.lexicon.lexicon_terms import Terms
@@ -62,8 +63,16 @@ def note_keys(text: str) -> dict[str, set[int]]:
 class NoteFeatures:
     """A note with the suggestions of a coder, the most probable first; it gives the features of codes of any bill."""
 
-    def __init__(self, text: str, suggestions: Sequence[Suggestion], statistics: BillStatistics):
-        self._statistics = statistics
+    def __init__(
+        self,
+        text: str,
+        suggestions: Sequence[Suggestion],
+        statistics: BillStatistics,
+        similarity: DescriptionSimilarity | None = None,
+    ):
+        """similarity: its features follow those of FEATURES."""
+        self._statistics, self._similarity = statistics, similarity
+        self._vectors = similarity.of_note(text) if similarity else None
         self.suggested = {it.code: it for it in suggestions[:MAX_SUGGESTIONS] if it.system == "icd10cm"}
         self._keys = note_keys(text)
         self._n_words = max(1, len(tokenized_note(text).words))
@@ -103,7 +112,7 @@ class NoteFeatures:
         }
 
     def rows(self, codes: Sequence[str], bill: Sequence[str]) -> np.ndarray:
-        """The features (N, F) of some codes, beside the other codes of the bill."""
+        """The features (N, F) of some codes, beside the other codes of the bill; F has those of the similarity, too."""
         of_bill = self._bill_features(bill)
         rows = [
             (
@@ -115,7 +124,10 @@ class NoteFeatures:
             )
             for code in codes
         ]
-        return np.array(rows, dtype=np.float32).reshape(-1, len(FEATURES))
+        features = np.array(rows, dtype=np.float32).reshape(-1, len(FEATURES))
+        if self._similarity is None or self._vectors is None:
+            return features
+        return np.hstack([features, self._similarity.rows(self._vectors, codes, bill)])
 
     def _score_features(self, code: str, bill: set[str]) -> tuple[float, ...]:
         """Of the coder, for the code and for others of its category and chapter."""

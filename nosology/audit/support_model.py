@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
+from nosology.audit.bill_context import CONTEXT, context_rows
 from nosology.audit.bill_statistics import BillStatistics
+from nosology.audit.description_similarity import SIMILARITIES, DescriptionSimilarity
 from nosology.audit.support_features import FEATURES, NoteFeatures
 from nosology.core import BundleError, ConfigError, Suggestion
 from nosology.core.files import atomic_folder, json_sha256, read_json, write_json
@@ -19,7 +21,12 @@ from nosology.models.stacked.stacker import Stacker
 
 CLASSIFIERS = {"unsupported": "foreign", "other_code": "sibling", "not_billed": "dropped"}
 """Kinds of findings with a classifier, and the planted errors that each learns to find."""
+FIRST = "first"
+"""The classifier whose probabilities that billed codes are foreign give the features of bill_context."""
 MANIFEST, WEIGHTS = "auditor.json", "auditor.safetensors"
+_STATISTICS, _SIMILARITY = "statistics", "similarity"  # names of arrays
+_MAX_DENIED = 0.02  # share of right codes that the notes deny, up to which denied codes are errors
+_ALL_FEATURES = FEATURES + SIMILARITIES + CONTEXT
 _LEAST_PROBABILITY, _MAX_CANDIDATES = 0.01, 60  # of a suggested code that may be missing
 
 
@@ -31,6 +38,7 @@ class Judgement:
     other_code: dict[str, float]
     not_billed: dict[str, float]
     thresholds: dict[str, float]
+    denied_counts: bool = False  # whether a code that the note denies is an error
 
     def is_found(self, kind: str, code: str) -> bool:
         """Whether the probability of a finding reaches the threshold of its kind."""
@@ -39,37 +47,63 @@ class Judgement:
 
 @dataclass(frozen=True)
 class SupportModel:
-    """Classifiers over features of note, coder and bill, and a threshold for each kind of finding."""
+    """Classifiers over features of note, coder and bill, and a threshold for each kind of finding.
+
+    Codes are called unsupported after two looks: the second one knows what the first said about the rest of the bill.
+    """
 
     statistics: BillStatistics
-    classifiers: dict[str, Stacker]
+    classifiers: dict[str, Stacker]  # of CLASSIFIERS, and FIRST
     thresholds: dict[str, float]
     coder: str  # fingerprint of the coder whose suggestions it was trained on
+    similarity: DescriptionSimilarity | None = None
+    measured: dict[str, dict[str, float]] = field(default_factory=dict)  # by kind of planted error, out of fold
+
+    @property
+    def denied_counts(self) -> bool:
+        """Whether a billed code that the note denies is an error: not if the coders of the corpus code such ones."""
+        return self.measured.get("untouched", {}).get("denied", 1.0) <= _MAX_DENIED
 
     def judge(self, text: str, bill: Sequence[str], suggestions: Sequence[Suggestion]) -> Judgement:
         """The probabilities for the ICD-10-CM codes of a bill; suggestions: up to MAX_SUGGESTIONS of the coder."""
-        features = NoteFeatures(text, suggestions, self.statistics)
+        features = NoteFeatures(text, suggestions, self.statistics, self.similarity)
         missing = candidates(features, bill)
         rows, more = features.rows(bill, bill), features.rows(missing, bill)
-        found = {
-            name: dict(zip(missing, classifier.probabilities(more).tolist()))
-            if name == "not_billed"
-            else dict(zip(bill, classifier.probabilities(rows).tolist()))
-            for name, classifier in self.classifiers.items()
-        }
-        return Judgement(**found, thresholds=self.thresholds)
+        first = self.classifiers[FIRST].probabilities(rows)
+        in_context = np.hstack([rows, context_rows(first, self.statistics.affinities(bill))])
+
+        def probabilities(kind: str, codes: Sequence[str], of_codes: np.ndarray) -> dict[str, float]:
+            return dict(zip(codes, self.classifiers[kind].probabilities(of_codes).tolist()))
+
+        return Judgement(
+            probabilities("unsupported", bill, in_context),
+            probabilities("other_code", bill, rows),
+            probabilities("not_billed", missing, more),
+            self.thresholds,
+            self.denied_counts,
+        )
 
     def save(self, folder: str | Path) -> None:
         """Writes auditor.json and auditor.safetensors."""
         with atomic_folder(folder, marker=MANIFEST, files=[WEIGHTS]) as temporary:
+            parts = {name: classifier.arrays() for name, classifier in self.classifiers.items()}
+            parts[_STATISTICS] = self.statistics.arrays()
+            if self.similarity:
+                parts[_SIMILARITY] = self.similarity.arrays()
             arrays = {
                 f"{name}.{key}": np.ascontiguousarray(array)
-                for name, classifier in self.classifiers.items()
-                for key, array in classifier.arrays().items()
+                for name, part in parts.items()
+                for key, array in part.items()
             }
             (temporary / WEIGHTS).write_bytes(save(arrays))
-            described = {"features": FEATURES, "thresholds": self.thresholds, "coder": self.coder}
-            write_json(temporary / MANIFEST, described | {"statistics": self.statistics.to_json()})
+            described = {
+                "features": _ALL_FEATURES,
+                "thresholds": self.thresholds,
+                "coder": self.coder,
+                "measured": self.measured,
+            }
+            described["embedder"] = self.similarity.embedder if self.similarity else ""
+            write_json(temporary / MANIFEST, described | {"names": self.statistics.names()})
 
     @classmethod
     def for_coder(cls, folder: str | Path, coder: str | Path) -> SupportModel:
@@ -87,16 +121,21 @@ class SupportModel:
             raise BundleError(f"{folder} is no auditor: it holds no {MANIFEST} (make one with `nosology audit-fit`)")
         try:
             stored: Mapping = read_json(path)
-            if tuple(stored["features"]) != FEATURES:
+            if tuple(stored["features"]) != _ALL_FEATURES:
                 raise BundleError(f"{path} is of another version of nosology: make it again with `nosology audit-fit`")
             arrays = load_file(path.with_name(WEIGHTS))
-            classifiers = {
-                name: Stacker.from_arrays({key.removeprefix(f"{name}."): array for key, array in arrays.items()})
-                for name in CLASSIFIERS
-            }
+
+            def part(name: str) -> dict[str, np.ndarray]:
+                start = f"{name}."
+                return {key.removeprefix(start): array for key, array in arrays.items() if key.startswith(start)}
+
+            classifiers = {name: Stacker.from_arrays(part(name)) for name in (FIRST, *CLASSIFIERS)}
             thresholds = {name: float(stored["thresholds"][name]) for name in CLASSIFIERS}
-            return cls(BillStatistics.from_json(stored["statistics"]), classifiers, thresholds, stored["coder"])
-        except (ValueError, KeyError, TypeError, OSError, SafetensorError) as error:
+            statistics = BillStatistics.from_arrays(stored["names"], part(_STATISTICS))
+            embedder = stored["embedder"]
+            similarity = DescriptionSimilarity.from_arrays(embedder, part(_SIMILARITY)) if embedder else None
+            return cls(statistics, classifiers, thresholds, stored["coder"], similarity, stored["measured"])
+        except (ValueError, LookupError, TypeError, OSError, SafetensorError) as error:
             raise BundleError(f"the auditor {folder} cannot be read: {type(error).__name__}") from error
 
 

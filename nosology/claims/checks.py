@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from nosology.claims.code_issue import LEVELS, CodeIssue
 from nosology.claims.laterality import check_laterality, side_variants
-from nosology.codes import in_release, is_valid, release_on, releases, table
+from nosology.codes import in_release, is_known, is_valid, release_on, releases, table
 from nosology.codes.poa import is_poa_exempt
 from nosology.codes.table import CodeTable
 from nosology.codes.tabular import CodeReference, code_references
@@ -277,8 +277,12 @@ def _check_patient(code: Code, encounter: Mapping[str, Any]) -> Iterator[CodeIss
 
 
 def _check_release(code: Code, encounter: Mapping[str, Any]) -> Iterator[CodeIssue]:
-    """Codes that the code set of the encounter's date does not have."""
+    """Codes that the code set of the encounter's date does not have, or no code set at all."""
     day = encounter.get("date")
+    if code.system.startswith("icd10") and not is_in_a_release(code):
+        message = f"{code.code} is not a code of {code.system}: no known release has it"
+        yield CodeIssue("error", "release", code, message)
+        return
     if not isinstance(day, str) or not day:
         return
     try:
@@ -301,6 +305,12 @@ def _check_release(code: Code, encounter: Mapping[str, Any]) -> Iterator[CodeIss
         equivalents = tuple(in_release(code, release)[:MAX_ALTERNATIVES])
         if equivalents != (code,):
             yield CodeIssue("error", "release", code, f"release {release} has no {code.code}", equivalents)
+
+
+@lru_cache(maxsize=50_000)
+def is_in_a_release(code: Code) -> bool:
+    """Whether any known release has a code."""
+    return is_known(code) or any(code.code in table(code.system, release) for release in releases(code.system))
 
 
 def _is_in_force(release: str, day: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nosology.claims.calibration import calibrate
 from nosology.claims.candidates import add_candidates
@@ -21,9 +21,13 @@ from nosology.claims.pregnancy import complete_trimesters
 from nosology.claims.procedures import ProposedProcedures, propose_procedures
 from nosology.claims.relevance import drop_irrelevant, keep_assessed
 from nosology.claims.rules import FAMILIES, apply_rules
+from nosology.claims.sibling_choice import choose_siblings
 from nosology.claims.sides import complete_sides
 from nosology.claims.specificity import refine
 from nosology.core import Code, ConfigError, Span, Suggestion
+
+if TYPE_CHECKING:
+    from nosology.models.siblings.sibling_chooser import SiblingChooser
 
 SYSTEMS = ("icd10cm", "icd9cm", "icd10pcs")
 """The code systems of a claim: diagnoses, diagnoses mapped back, or the procedures alone."""
@@ -140,10 +144,12 @@ def build_claim(
     *,
     system: str = "icd10cm",
     off: Collection[str] = (),
+    chooser: SiblingChooser | None = None,
 ) -> Claim:
     """The claim for the ICD-10-CM suggestions of any coder; with system icd10pcs the procedures, without suggestions.
 
-    stated: fields of the encounter; off: stages and rules not to run, or "procedures".
+    stated: fields of the encounter; off: stages and rules not to run, or "procedures". chooser: of the coder; it may
+    replace codes by other codes of their categories.
     """
     if system not in SYSTEMS:
         raise ConfigError(f"system must be one of {', '.join(SYSTEMS)}; got {system!r}")
@@ -151,7 +157,7 @@ def build_claim(
         draft = Draft(text, Encounter.of(text, stated or {}))
         found = propose_procedures(draft)
         return Claim(note_id, text, draft.encounter, _procedures(found), found.left_out, found.queries, ())
-    draft = build_draft(text, suggestions, stated or {}, system=system, off=off)
+    draft = build_draft(text, suggestions, stated or {}, system=system, off=off, chooser=chooser)
     claim = _claim(note_id, draft)
     if system == "icd9cm":
         return in_icd9cm(claim)
@@ -168,6 +174,7 @@ def build_draft(
     *,
     system: str = "icd10cm",
     off: Collection[str] = (),
+    chooser: SiblingChooser | None = None,
 ) -> Draft:
     """The ICD-10-CM code set of a note after all stages, not yet in billing order; system: that of the claim."""
     draft = Draft(text, Encounter.of(text, stated, system), suggestions, system)
@@ -175,6 +182,8 @@ def build_draft(
     for family in FAMILIES:
         if family == "specificity" and family not in off:
             refine(draft)
+            if chooser is not None:
+                choose_siblings(draft, chooser)
         if family == "integral" and "relevance" not in off:
             keep_assessed(draft)  # what is not coded does not explain a symptom
         if family == "relevance" and "final_set" not in off:

@@ -9,6 +9,7 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
+from nosology.claims.encounter_values import iso_date
 from nosology.codes import release_on
 from nosology.core import CodeError, ConfigError, Note
 from nosology.text.borders import documents_of
@@ -100,16 +101,17 @@ class Encounter:
         """
         setting = _one_of("setting", stated, SETTINGS) or guess_setting(text)
         role = _one_of("role", stated, ROLES) or _role_of_documents(text)
+        _check_stay(stated)
         day = coding_day(stated)
         age, sex = _age(stated.get("age")), str(stated.get("sex") or "").upper()[:1]
         if sex not in ("", "F", "M"):
-            raise ConfigError(f"sex must be F or M; got {sex}")
+            raise ConfigError("sex must be F or M")
         guessed_age, guessed_sex = guess_patient(text)
         try:
             release = release_on(day) if day and system == "icd10cm" else None
             datetime.fromisoformat(day or "2000-01-01")
         except ValueError as error:
-            raise ConfigError(f"date must be YYYY-MM-DD; got {day[:20]!r}") from error
+            raise ConfigError("date must be YYYY-MM-DD") from error
         except CodeError as error:
             raise ConfigError(str(error)) from error
         left = str(stated.get("disposition") or "").strip()
@@ -134,8 +136,18 @@ def stated_fields(note: Note) -> dict[str, Any]:
 def _one_of(name: str, stated: Mapping[str, Any], allowed: tuple[str, ...]) -> str:
     value = str(stated.get(name) or "").strip().lower()
     if value and value not in allowed:
-        raise ConfigError(f"{name} must be one of {', '.join(allowed)}; got {value[:40]!r}")
+        raise ConfigError(f"{name} must be one of {', '.join(allowed)}")  # the value may be note text
     return value
+
+
+def _check_stay(stated: Mapping[str, Any]) -> None:
+    """Raises ConfigError for a stay whose days are none, or that ends before it starts."""
+    came, left = (iso_date(stated.get(name)) for name in ("admitted", "discharged"))
+    for name, day in (("admitted", came), ("discharged", left)):
+        if stated.get(name) and day is None:
+            raise ConfigError(f"{name} must be a day, YYYY-MM-DD")
+    if came and left and left < came:
+        raise ConfigError("discharged must not be before admitted")
 
 
 def _age(value: Any) -> float | None:

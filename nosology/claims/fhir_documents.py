@@ -5,14 +5,17 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from html.parser import HTMLParser
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nosology.claims.encounter_values import DISPOSITIONS, iso_date, years_between
 from nosology.core import DataError, Note
 from nosology.corpora.text_files import decode, note_text
-from nosology.corpora.validation import RecordValidator
+from nosology.corpora.validation import RecordValidator, readable
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 _SETTINGS = {  # codes of Encounter.class (v3-ActCode); observation is outpatient care (guideline IV.A.2)
     **dict.fromkeys(("IMP", "ACUTE", "NONAC", "SS"), "inpatient"),
@@ -44,6 +47,7 @@ DISPOSITION_CODES = {  # of FHIR's code system discharge-disposition, each with 
     "oth": "70",
 }
 _REFERENCED = ("Patient", "Encounter", "Condition", "Procedure")  # by documents and claims
+_DATES = ("date", "context.period.start", "context.period.end")  # of a DocumentReference
 _WITHDRAWN = ("entered-in-error", "superseded")  # values of DocumentReference.status
 _BLOCKS = {"p", "pre", "div", "br", "tr", "li", "table", "section", "ul", "ol", "hr"} | {
     f"h{level}" for level in range(1, 7)
@@ -51,14 +55,21 @@ _BLOCKS = {"p", "pre", "div", "br", "tr", "li", "table", "section", "ul", "ol", 
 _HIDDEN = {"script", "style", "title", "template"}
 
 
-def read_fhir(value: Any, name: str) -> Iterator[Note]:
-    """One note per DocumentReference with text, plain or HTML; DataError says in which row something is wrong."""
+def read_fhir(value: Any, name: str, *, lenient: bool = False) -> Iterator[Note]:
+    """One note per DocumentReference with text, plain or HTML; DataError says in which row something is wrong.
+
+    lenient: a document without text, such as a PDF, is a note with an empty text, and one whose dates cannot be used is
+    a note with the reason as its column refused; else both are errors.
+    """
     resources = bundle_resources(value, name)
     documents = [item for item in resources.values() if resource_type(item) == "DocumentReference"]
     if not documents:
         raise DataError(f"{name}: expected a DocumentReference, or a Bundle with one; there is none")
     for row, item in enumerate(documents, 1):
-        yield _document_note(item, resources, f"{name} row {row}")
+        note = _document_note(item, resources, f"{name} row {row}", lenient=lenient)
+        if not note.text and not note.extra.get("withdrawn") and not lenient:
+            raise DataError(f"{name} row {row}: no attachment with text or HTML in it (addresses are not followed)")
+        yield note
 
 
 def resource_type(item: Any) -> Any:
@@ -91,30 +102,49 @@ def referenced(reference: Any, kind: str, resources: Mapping[str, Any]) -> tuple
     return text, found if isinstance(found, dict) and resource_type(found) == kind else {}
 
 
-def _document_note(item: dict[str, Any], resources: Mapping[str, Any], where: str) -> Note:
+def _document_note(item: dict[str, Any], resources: Mapping[str, Any], where: str, *, lenient: bool) -> Note:
     from fhir.resources.R4B.documentreference import DocumentReference
-    from pydantic import ValidationError
 
-    try:
-        checked = DocumentReference.model_validate(item)
-    except (ValidationError, ValueError) as error:
-        raise DataError(f"{where}: not a DocumentReference of FHIR R4") from error
+    wrong = wrong_dates(DocumentReference, item, _DATES, where)
     withdrawn = item.get("status") in _WITHDRAWN or item.get("docStatus") == "entered-in-error"
     text = next((text for content in item["content"] if (text := _attachment_text(content, where))), None)
-    if text is None and not withdrawn:
-        raise DataError(f"{where}: no attachment with text or HTML in it (addresses are not followed)")
     contained = {f"#{it.get('id')}": it for it in item.get("contained") or [] if isinstance(it, dict)}
     context, resources = item.get("context") or {}, {**resources, **contained} if contained else resources
     subject, patient = referenced(item.get("subject"), "Patient", resources)
     visit, encounter = referenced(next(iter(context.get("encounter") or []), None), "Encounter", resources)
-    note_id = checked.id or next((i.get("value") for i in item.get("identifier") or [] if i.get("value")), None)
+    note_id = item.get("id") or next((i.get("value") for i in item.get("identifier") or [] if i.get("value")), None)
     if not note_id:
         raise DataError(f"{where}: a DocumentReference needs an id or an identifier")
-    extra = _encounter_fields(item, context, patient, encounter, where)
+    try:
+        extra = {"refused": wrong} if wrong else _encounter_fields(item, context, patient, encounter)
+    except DataError as error:
+        extra = {"refused": str(error)}
+    if "refused" in extra and not lenient:
+        raise DataError(f"{where}: {extra['refused']}")
     extra |= {"encounter": resource_id(visit, encounter), "document": _document_kind(item)}
     extra |= {"withdrawn": True} if withdrawn else {}
     subject_id = resource_id(subject, patient)
     return Note(str(note_id), text or "", patient=subject_id, lang=item.get("language"), extra=extra)
+
+
+def wrong_dates(model: type[BaseModel], item: dict[str, Any], dates: Collection[str], where: str) -> str:
+    """Why dates of a resource cannot be used, "" if they can; DataError if anything else in it is wrong.
+
+    dates: the fields of the resource that have them.
+    """
+    from pydantic import ValidationError
+
+    try:
+        model.model_validate(item)
+    except ValidationError as error:  # not chained: the message has values
+        places = {".".join(map(str, it["loc"])) for it in error.errors(include_input=False, include_context=False)}
+    except ValueError:
+        places = {""}
+    else:
+        return ""
+    if not places <= set(dates):
+        raise DataError(f"{where}: not a {item['resourceType']} of FHIR R4")
+    return f"{min(places)} must be a day or a time of FHIR"
 
 
 def resource_id(reference: str, resource: Mapping[str, Any]) -> str | None:
@@ -124,10 +154,9 @@ def resource_id(reference: str, resource: Mapping[str, Any]) -> str | None:
     """
     identifiers = [it.get("value") for it in resource.get("identifier") or [] if isinstance(it, dict)]
     named = next(filter(None, identifiers), None)
-    if reference.startswith("#"):
-        return str(named) if named else None
-    named = resource.get("id") or named
-    return str(named) if named else reference.removeprefix("Patient/").removeprefix("Encounter/") or None
+    if not reference.startswith("#"):
+        named = resource.get("id") or named or reference.removeprefix("Patient/").removeprefix("Encounter/")
+    return readable(str(named)) if named else None
 
 
 def _codes_of(concept: Any) -> list[str]:
@@ -157,23 +186,25 @@ def _encounter_fields(
     context: Mapping[str, Any],
     patient: Mapping[str, Any],
     encounter: Mapping[str, Any],
-    where: str,
 ) -> dict[str, Any]:
-    """sex, birth date, age, stay, disposition, setting, title; the date is the end of the stay, or the document's."""
+    """sex, birth date, age, stay, disposition, setting, title; the date is the end of the stay, or the document's.
+
+    DataError if one of the dates cannot be used.
+    """
     stay, period = encounter.get("period"), context.get("period")
     stay = stay if isinstance(stay, dict) else {}
     period = period if period and isinstance(period, dict) else stay
-    day = _date(period.get("end") or period.get("start") or item.get("date"), "date", where)
+    day = _date(period.get("end") or period.get("start") or item.get("date"), "date")
     extra: dict[str, Any] = {"sex": patient.get("gender"), "date": day, "title": item.get("description")}
-    extra["admitted"] = _date(stay.get("start"), "the start of the encounter", where)
-    extra["discharged"] = _date(stay.get("end"), "the end of the encounter", where)
+    extra["admitted"] = _date(stay.get("start"), "the start of the encounter")
+    extra["discharged"] = _date(stay.get("end"), "the end of the encounter")
     extra["document_date"] = iso_date(item.get("date"))
     extra["disposition"] = _disposition(encounter)
     born = str(patient.get("birthDate") or "")
     if len(born) >= 10:  # a year or month alone gives no exact age
-        birthday, came = _date(born, "birthDate of the patient", where), extra["admitted"] or day
+        birthday, came = _date(born, "birthDate of the patient"), extra["admitted"] or day
         if birthday and day and birthday > day:
-            raise DataError(f"{where}: birthDate of the patient is after the date of the document")
+            raise DataError("birthDate of the patient is after the date of the document")
         extra["born"] = birthday
         extra["age"] = years_between(birthday, came) if birthday and came else None
     kind = (encounter.get("class") or {}).get("code") if isinstance(encounter.get("class"), dict) else None
@@ -182,13 +213,13 @@ def _encounter_fields(
     return {name: value for name, value in extra.items() if value is not None}
 
 
-def _date(value: Any, what: str, where: str) -> str | None:
+def _date(value: Any, what: str) -> str | None:
     """The day of a FHIR date or time; None if there is none; DataError if it is none or only a part of one."""
     if not value:
         return None
     day = iso_date(value)
     if day is None:
-        raise DataError(f"{where}: {what} must be a whole day, YYYY-MM-DD")
+        raise DataError(f"{what} must be a whole day, YYYY-MM-DD")
     return day
 
 

@@ -56,10 +56,18 @@ def _without(assigned: AssignedCodes, codes: tuple[Code, ...]) -> AssignedCodes:
     return AssignedCodes(tuple(item for item in assigned.chosen if item.code not in codes))
 
 
-def drg_changed(before: AssignedCodes, after: AssignedCodes, encounter: Mapping[str, Any]) -> bool:
-    """Whether two code sets of an encounter have different DRGs; a set without a DRG counts as changed."""
+def drg_changed(
+    before: AssignedCodes,
+    after: AssignedCodes,
+    encounter: Mapping[str, Any],
+    encounter_after: Mapping[str, Any] | None = None,
+) -> bool:
+    """Whether two code sets of an encounter have different DRGs; a set without a DRG counts as changed.
+
+    encounter_after: the data for the second set, if they differ.
+    """
     drg = group_drg(before, encounter).drg
-    return drg is None or drg != group_drg(after, encounter).drg
+    return drg is None or drg != group_drg(after, encounter if encounter_after is None else encounter_after).drg
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,7 +163,7 @@ def objection(draft: Draft, span: Span, code: str) -> Objection | None:
     if is_resolved(draft, span, code):
         return Objection("resolved", "the report says that it has resolved")
     if (code[0] != "Z" or matches("Z33|Z34|Z3A", code)) and _is_struck(draft, span, code):
-        return Objection("copied", "an old list says it; it is over, or was an error")
+        return Objection("copied", "the note says that it is over or was entered in error")
     if matches("Z87|!Z87.891|!Z87.5|!Z87.7", code) and not _PAST.search(f"{draft.section_title(span.start)} {before}"):
         return Objection("past", "an event that is over and has no bearing on this encounter")
     if draft.encounter.role == "pathology" and kind != "discharge_diagnosis" and _has_finding(draft):

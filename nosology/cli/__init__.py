@@ -122,7 +122,7 @@ def main() -> None:
 
 def _after_interrupt(words: list[str]) -> str:
     """What an interrupted command leaves behind."""
-    if words[:1] in (["audit"], ["compare"], ["embed"], ["reproduce"]):
+    if words[:1] in (["audit"], ["compare"], ["embed"], ["gaps"], ["reproduce"]):
         return "OUT has the results so far, and the same command continues from there"
     if words[:2] == ["corpus", "split"] and any(word.partition("=")[0] == "--k" for word in words):
         return "splits in OUT are complete, but some are missing; the same command writes all of them again"

@@ -80,7 +80,7 @@ def audit(
     from nosology.audit.support_model import MANIFEST, WEIGHTS, coder_fingerprint
     from nosology.claims.drg_weights import load_drg_weights
     from nosology.core import __version__
-    from nosology.core.files import sha256
+    from nosology.core.files import exclusive_output, sha256
     from nosology.models.bundle import is_day_one
 
     if reference not in REFERENCES:
@@ -108,22 +108,25 @@ def audit(
         "min_confidence": min_confidence,
         "drg_weights": [sha256(path) for path in drg_weights or ()],
     }
-    folder = AuditFolder(out, settings)
-    given = read_audit_input(notes, bills, folder.done)
-    bundle = str(coder if is_day_one(coder) else coder.absolute())
-    options = {"bundle": bundle, "reference": reference, "min_confidence": min_confidence, "weights": weights}
-    options["support"] = str(auditor.absolute()) if auditor else None
-    loaded = load_auditor(**options)
-    if engine == "ray":
-        records = audit_on_ray(given.encounters, options, workers=workers or 2, address=address)
-    else:
-        if (kind := loaded.coder.model.kind) != "lexicon":
-            refuse_unused(("workers",), f"without --engine ray for a {kind} coder")
-        gc.freeze()  # the tables stay until the end: garbage collection need not visit them again and again
-        records = loaded.audit_all(given.encounters, workers)
-    for record in progress(records, "auditing", total=len(given.encounters), unit="encounters"):
-        folder.append(record)
-    summary = folder.finish(given.counts)
+    with exclusive_output(out):
+        folder = AuditFolder(out, settings)
+        given = read_audit_input(notes, bills, folder.done)
+        bundle = str(coder if is_day_one(coder) else coder.absolute())
+        options = {"bundle": bundle, "reference": reference, "min_confidence": min_confidence, "weights": weights}
+        options["support"] = str(auditor.absolute()) if auditor else None
+        loaded = load_auditor(**options)
+        if engine == "ray":
+            records = audit_on_ray(given.encounters, options, workers=workers or 2, address=address)
+        else:
+            if (kind := loaded.coder.model.kind) != "lexicon":
+                refuse_unused(("workers",), f"without --engine ray for a {kind} coder")
+            if loaded.support and loaded.support.similarity:
+                refuse_unused(("workers",), "for an auditor with an embedder")
+            gc.freeze()  # the tables stay until the end: garbage collection need not visit them again and again
+            records = loaded.audit_all(given.encounters, workers)
+        for record in progress(records, "auditing", total=len(given.encounters), unit="encounters"):
+            folder.append(record)
+        summary = folder.finish(given.counts)
     found = sum(summary["kinds"].values())
     typer.echo(f"{summary['encounters']:,} encounters, {found:,} findings: {out / 'index.html'}")
     if failed := summary["not_audited"]:

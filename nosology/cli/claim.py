@@ -62,17 +62,31 @@ def claim(
     Encounter.of("", stated, system)  # a wrong option is refused before any note is coded
     loaded = None if system == "icd10pcs" else Coder.for_claims(coder, systems=["icd10cm"])
     gc.freeze()  # the tables stay until the end: garbage collection need not visit them again and again
-    to_read = read_input_notes(notes, "claim")
+    to_read = ((name, note) for name in notes for note in read_input_notes([name], "claim"))
     if not sys.stdout.isatty():  # else the output itself shows the progress
         to_read = progress(to_read, "coding")
     for_encounters, to_code = tee(to_read)
-    all_suggestions = loaded.code_all(to_code) if loaded else repeat(())  # procedures are read from the text
-    for note, suggestions in zip(for_encounters, all_suggestions):
-        result = build_claim(note.id, note.text, suggestions, stated | stated_fields(note), system=system)
+    # Procedures are read from the text.
+    all_suggestions = loaded.code_all(note for _, note in to_code) if loaded else repeat(())
+    chooser = getattr(loaded.model, "siblings", None) if loaded else None  # a lexicon has one
+    failed = 0
+    for (name, note), suggestions in zip(for_encounters, all_suggestions):
+        fields = stated | stated_fields(note)
+        try:
+            result = build_claim(note.id, note.text, suggestions, fields, system=system, chooser=chooser)
+        except ConfigError as error:  # a wrong field of this note
+            failed += 1
+            where = "standard input" if name == "-" else printable(name)
+            typer.echo(f"caution: {where}: note {printable(note.id)} has no claim: {error}", err=True)
+            if as_json:
+                typer.echo(json.dumps({"id": note.id, "error": str(error)}, ensure_ascii=False))
+            continue
         if as_json:
             typer.echo(json.dumps(result.to_json(), ensure_ascii=False))
         else:
             _print_claim(result)
+    if failed:
+        typer.echo(f"caution: {failed:,} note{'' if failed == 1 else 's'} could not be used", err=True)
 
 
 def _print_claim(result: Claim) -> None:

@@ -231,6 +231,16 @@ def _check_is_file(name: str, command: str) -> str:
     raise DataError(f"{missing}{'' if is_text else ')'}; to code a text, pipe it: echo TEXT | nosology {command} -")
 
 
+def caution_missing(bundle: Bundle) -> None:
+    """Prints which weights of a bundle only the sites have, if there are any."""
+    if missing := bundle.missing_layers:
+        typer.echo(
+            f"caution: sites keep their own {', '.join(missing)}, which are untrained in this bundle: each site adds "
+            "them with `nosology federate complete`",
+            err=True,
+        )
+
+
 def open_bundle(name: Path, settings: list[str], release: str | None = None) -> tuple[Bundle, str | None]:
     """The bundle of a folder or day-one with --set applied, and the release to which its codes must be translated.
 

@@ -28,7 +28,7 @@ def is_poa_exempt(code: str, day: date | str | None = None) -> bool:
         try:
             date.fromisoformat(text[:10])
         except ValueError as error:
-            raise CodeError(f"date must be YYYY-MM-DD; got {text[:20]!r}") from error
+            raise CodeError("date must be YYYY-MM-DD") from error
         past = [name for name in lists if effective_date(name).isoformat() <= text[:10]]
         release = max(past, default=min(lists))
     return normalise(code, "icd10cm").code in lists[release]

@@ -54,7 +54,7 @@ def release_on(day: date | str, system: str = "icd10cm") -> str:
         try:
             day = datetime.fromisoformat(day)
         except ValueError as error:
-            raise CodeError(f"date must be YYYY-MM-DD; got {day[:20]!r}") from error
+            raise CodeError("date must be YYYY-MM-DD") from error
     known = releases(system)
     past = [release for release in known if effective_date(release).isoformat() <= day.isoformat()[:10]]
     if not past:

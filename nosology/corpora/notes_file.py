@@ -15,7 +15,7 @@ from typing import Any
 
 from nosology.core import SYSTEMS, DataError, Evidence, Note
 from nosology.corpora.text_files import Source, input_file, table_rows, text_lines
-from nosology.corpora.validation import RecordValidator, check_columns, location, parse_split, parse_system
+from nosology.corpora.validation import RecordValidator, check_columns, location, parse_split, parse_system, readable
 
 FIELDS = ("id", "text", "patient", "site", "split", "lang", "codes", "evidence")
 _FORMATS = {
@@ -106,7 +106,11 @@ def note_from_json(
         lang=_string(record, "lang", file, row),
         codes=validator.parse_codes(pairs, file, row),
         evidence=evidence_from_json(spans, len(text), validator, file=file, row=row, system=system),
-        extra={name: value for name, value in record.items() if name not in FIELDS},
+        extra={
+            name: readable(value) if isinstance(value, str) else value
+            for name, value in record.items()
+            if name not in FIELDS
+        },
     )
 
 
@@ -182,7 +186,7 @@ def _string(record: Mapping[str, Any], name: str, file: Source, row: int) -> str
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, str):
-        return value.strip().encode("utf-8", "replace").decode("utf-8") or None
+        return readable(value.strip()) or None
     if value is None or value != value:
         return None
     if isinstance(value, int) and not isinstance(value, bool):

@@ -107,6 +107,15 @@ _BYTE_ORDER_MARKS = {  # the longest first: that of UTF-32 starts like that of U
 }
 
 
+def decode_marked(raw: bytes, name: object) -> str:
+    """The text of a whole file: as its byte-order mark says, else by `decode`; DataError if the mark is wrong."""
+    encoding = next((encoding for mark, encoding in _BYTE_ORDER_MARKS.items() if raw.startswith(mark)), None)
+    try:
+        return raw.decode(encoding) if encoding else decode(raw)[0]
+    except UnicodeDecodeError:  # not chained: its message has bytes of the note
+        raise DataError(f"{name} is damaged: it starts with a byte-order mark but is not {encoding}") from None
+
+
 def note_text(raw: bytes, name: object) -> str:
     """The text of a file with one note: in UTF-8, in Windows-1252, or as its byte-order mark says.
 
@@ -114,11 +123,7 @@ def note_text(raw: bytes, name: object) -> str:
     """
     if kind := binary_format(raw):
         raise DataError(f"{name} is {kind}, not text; save it as plain text in UTF-8")
-    encoding = next((encoding for mark, encoding in _BYTE_ORDER_MARKS.items() if raw.startswith(mark)), None)
-    try:
-        text = raw.decode(encoding) if encoding else decode(raw)[0]
-    except UnicodeDecodeError:  # not chained: its message has bytes of the note
-        raise DataError(f"{name} is damaged: it starts with a byte-order mark but is not {encoding}") from None
+    text = decode_marked(raw, name)
     if is_notes_file_content(text):
         raise DataError(f"{name} is a notes file, not the text of one note; its name must end in .jsonl or .csv")
     return check_text(text, str(name))

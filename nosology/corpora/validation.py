@@ -74,6 +74,11 @@ def check_columns(file: object, names: Sequence[str], required: Sequence[str], o
             raise DataError(f"{location(file, 1)}: column {safe_repr(name)} must exist once; got it {count} times")
 
 
+def readable(value: str) -> str:
+    """The value with a question mark for each lone surrogate, which no file in UTF-8 can have."""
+    return value.encode("utf-8", "replace").decode("utf-8")
+
+
 class RecordValidator:
     """Validates the values of one or more files; `issues` has the count and the first locations of each issue.
 

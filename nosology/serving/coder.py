@@ -12,7 +12,7 @@ import numpy as np
 
 from nosology.codes import describe, in_release, releases
 from nosology.codes.code_list import read_code_list
-from nosology.core import SYSTEMS, Code, CodeError, ConfigError, EvidenceSpan, Note, Suggestion
+from nosology.core import SYSTEMS, BundleError, Code, CodeError, ConfigError, EvidenceSpan, Note, Suggestion
 from nosology.core.model import BatchScoring, Model, OpenVocabulary
 from nosology.models.bundle import Bundle, suggested_systems
 from nosology.serving.day_one_systems import for_systems
@@ -40,6 +40,11 @@ class Coder:
         codes: Sequence[tuple[Code, str]] | None = None,
         systems: Collection[str] = (),
     ):
+        if missing := bundle.missing_layers:
+            raise BundleError(
+                f"the coder lacks {', '.join(missing)}, which each site of its federation keeps: add those of your site"
+                " with `nosology federate complete`"
+            )
         model = for_systems(bundle.model, systems) if codes is None else _with_codes(bundle.model, codes)
         wanted = suggested_systems(model, systems, given=codes is not None)
         self.model, self._mask = _restrict_systems(model, wanted)

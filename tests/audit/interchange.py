@@ -17,6 +17,8 @@ class WrittenClaim:
     procedures: Sequence[str] = ()
     record: str = "MRN1"
     frequency: str = "1"
+    stay: str = "20251103-20251108"
+    admitted: str = "20251103"
 
 
 def write_837(claims: Sequence[WrittenClaim], kind: str = "institutional", end: str = "~", part: str = ":") -> str:
@@ -62,8 +64,8 @@ def _institutional(claim: WrittenClaim) -> list[str]:
     (first, poa), *others = claim.diagnoses
     segments = [
         f"CLM*{claim.account}*180***11:A:{claim.frequency}**A*Y*Y",
-        "DTP*434*RD8*20251103-20251108",
-        "DTP*435*D8*20251103",
+        f"DTP*434*RD8*{claim.stay}",
+        f"DTP*435*D8*{claim.admitted}",
         "CL1*1*1*03",
         f"REF*EA*{claim.record}",
         f"HI*ABK:{_with_poa(first, poa)}",

@@ -12,8 +12,9 @@ from dataclasses import replace
 import pytest
 
 from nosology.audit.audit_input import read_audit_input, read_bills
-from nosology.audit.auditor import RayAuditor, _row
+from nosology.audit.auditor import RayAuditor, _encounter, _row
 from nosology.cli import main
+from nosology.core.files import exclusive_output
 from tests.audit.interchange import WrittenClaim, write_837
 from tests.audit.test_fhir_claims import bundle_of, claim, diagnosis, document
 
@@ -202,6 +203,9 @@ def test_refused_inputs_show_no_text(run, inputs):
         ("id,code\na,patient has severe asthma\n", "row 2"),
         ("id,code,poa\na,I10,maybe\n", "poa must be empty or one of Y, N, U, W, 1"),
         ("id,code,order\na,I10,first\n", "order must be a number"),
+        ("id,code,order\na,I10,nan\n", "order must be a number"),
+        ("id,code,order\na,I10,-inf\n", "order must be a number"),
+        ("id,code\na,severe!\n", "row 2: code must be a code of icd10cm or icd10pcs"),
         ("id\na\n", "missing column code"),
         ("id,code\na,428.0\n", "icd10cm"),
     ):
@@ -228,3 +232,115 @@ def test_a_folder_with_other_files_is_refused(run, inputs):
     (inputs[2] / "thesis.txt").write_text("x", encoding="utf-8")
     code, _, err = run(*options(*inputs))
     assert code == 1 and "thesis.txt" in err
+
+
+def test_a_second_audit_of_the_same_folder_is_refused_while_one_runs(run, inputs):
+    with exclusive_output(inputs[2]):
+        code, _, err = run(*options(*inputs))
+    assert code == 1 and "another process is writing" in err and not inputs[2].exists()
+    assert run(*options(*inputs))[0] == 0
+
+
+def test_a_stay_that_ends_before_it_starts_is_not_audited(run, inputs):
+    notes, _, out = inputs
+    right = notes.read_text("utf-8")
+    stay = '"setting": "inpatient", "admitted": "2025-11-08", "discharged": "2025-11-03"'
+    notes.write_text(right.replace('"setting": "inpatient"', stay), encoding="utf-8")
+    code, _, err = run(*options(*inputs))
+    assert code == 0 and "caution: 1 encounters could not be audited" in err
+    assert "note 1: discharged must not be before admitted" in (out / "findings.jsonl").read_text("utf-8")
+
+
+def test_wrong_fields_show_nothing_of_their_values(run, inputs):
+    notes, _, out = inputs
+    first, second, third = map(json.loads, notes.read_text("utf-8").splitlines())
+    second |= {"id": "b", "role": "severe"}
+    rows = [first | {"date": "severe pneumonia"}, second, third]
+    notes.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    assert run(*options(*inputs))[0] == 0
+    errors = [json.loads(line)["error"] for line in (out / "findings.jsonl").read_text("utf-8").splitlines()]
+    assert "date must be YYYY-MM-DD" in errors[0] and "role must be one of attending" in errors[1]
+    assert not any("severe" in error for error in errors)
+
+
+def test_an_encounter_of_two_people_has_both_names(run, inputs):
+    inputs[1].write_text(BILLED.replace("3,Y,kim", "3,Y,ada"), encoding="utf-8")
+    assert run(*options(*inputs))[0] == 0
+    summary = json.loads((inputs[2] / "summary.json").read_text("utf-8"))
+    assert summary["coders"]["ada, kim"]["encounters"] == 1 and "kim" not in summary["coders"]
+
+
+def fhir_encounter(name, **stay):
+    """A patient, an encounter, its document and its claim; stay: born, start, end, date, and fields of the claim."""
+    patient = {"resourceType": "Patient", "id": f"p{name}", "birthDate": stay.pop("born", "1955-03-10")}
+    period = {"start": stay.pop("start", "2025-11-03"), "end": stay.pop("end", "2025-11-08")}
+    encounter = {"resourceType": "Encounter", "id": name, "class": {"code": "IMP"}, "period": period}
+    dated = {"date": stay.pop("date", "2025-11-08T10:00:00Z")}
+    text = "DISCHARGE DIAGNOSES: SECRETNAME has hypertension."
+    given = document(f"d{name}", text, name, f"p{name}", **dated)
+    return [patient, encounter, given, claim(f"k{name}", [diagnosis(1, "I10")], name, f"p{name}", **stay)]
+
+
+def errors_of(folder):
+    records = map(json.loads, (folder / "findings.jsonl").read_text("utf-8").splitlines())
+    return {record["id"]: record.get("error", "").rpartition("note ")[2] for record in records}
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_wrong_date_of_a_fhir_document_or_claim_refuses_its_encounter_alone(run, tmp_path, processes):
+    wrong = {
+        "e2": ({"born": "2025-12-01"}, "2: birthDate of the patient is after the date of the document"),
+        "e3": ({"start": "2025-02-30"}, "3: the start of the encounter must be a whole day, YYYY-MM-DD"),
+        "e4": ({"date": "2025-02-30T10:00:00Z"}, "4: date must be a day or a time of FHIR"),
+        "e5": (
+            {"billablePeriod": {"start": "2025-11-08", "end": "2025-11-03"}},
+            "5: the bill: it ends before it starts",
+        ),
+        "e6": (
+            {"billablePeriod": {"start": "2025-11-31"}},
+            "6: the bill: billablePeriod.start must be a day or a time of FHIR",
+        ),
+    }
+    resources = fhir_encounter("e1")
+    for name, (stay, _) in wrong.items():
+        resources += fhir_encounter(name, **stay)
+    bundle, out = tmp_path / "bundle.json", tmp_path / "report"
+    bundle.write_text(json.dumps(bundle_of(resources)), encoding="utf-8")
+    code, printed, err = run("--notes", bundle, "--out", out, "--workers", processes)
+    assert code == 0 and "1 encounters" in printed and "caution: 5 encounters could not be audited" in err
+    assert errors_of(out) == {"e1": ""} | {name: reason for name, (_, reason) in wrong.items()}
+    assert "SECRETNAME" not in err
+
+
+def test_one_wrong_document_of_several_refuses_its_encounter(tmp_path):
+    further = document("d9", "Admitted.", "e1", "pe1", context={"period": {"start": "2025-02-30"}})
+    further["context"]["encounter"] = [{"reference": "Encounter/e1"}]
+    bundle = tmp_path / "bundle.json"
+    bundle.write_text(json.dumps(bundle_of([*fhir_encounter("e1"), further])), encoding="utf-8")
+    (item,) = read_audit_input(bundle, read_bills(bundle, has_notes=True)).encounters
+    assert item.refused == "context.period.start must be a day or a time of FHIR" and item.where.endswith("note 2")
+    assert _encounter(_row(item)["encounter"]).refused == item.refused
+
+
+def test_an_837_claim_that_ends_before_it_starts_is_refused_whatever_the_notes_state(run, inputs):
+    notes, _, out = inputs
+    stay = {"admitted": "2025-11-03", "discharged": "2025-11-08", "refused": "yes"}  # a column of any name is no reason
+    rows = [{"id": name, "text": "DISCHARGE DIAGNOSES: Hypertension", **stay} for name in ("a", "b", "c")]
+    notes.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    claims = [WrittenClaim("a", [("I10", "Y")], stay="20251108-20251103"), WrittenClaim("b", [("I10", "Y")])]
+    claims.append(WrittenClaim("c", [("I10", "Y")], admitted="20251109"))
+    billed = notes.with_name("claims.837")
+    billed.write_text(write_837(claims), encoding="ascii")
+    code, _, err = run(*options(notes, billed, out))
+    assert code == 0 and "caution: 2 encounters could not be audited" in err
+    reasons = ["it ends before it starts", "discharged must not be before admitted"]
+    assert errors_of(out) == {"a": f"1: the bill: {reasons[0]}", "b": "", "c": f"3: the bill: {reasons[1]}"}
+
+
+def test_an_encounter_id_may_have_a_lone_surrogate(run, inputs):
+    notes, billed, out = inputs
+    rows = [{"id": name, "text": "Gout.", "encounter": encounter} for name, encounter in (("x", "b"), ("y", "c\ud800"))]
+    notes.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    billed.write_text("id,code\nb,M10.9\nc?,M10.9\n", encoding="utf-8")
+    assert run(*options(notes, billed, out))[0] == 0
+    assert errors_of(out) == {"b": "", "c?": ""}

@@ -14,9 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nosology.audit.claims_837 import read_claims_837
+from nosology.audit.billed_codes import REVERSED
+from nosology.audit.claims_837 import is_837, read_claims_837
 from nosology.audit.finding import BilledCode
-from nosology.core import Code, DataError
+from nosology.claims.encounter import Encounter
+from nosology.core import Code, ConfigError, DataError
 from tests.audit.interchange import WrittenClaim, write_837
 
 with warnings.catch_warnings():
@@ -82,7 +84,7 @@ def test_codes_order_and_indicators_are_those_written(tmp_path_factory, claims, 
     content = write_837(claims, kind, end, part)
     path = written(tmp_path_factory.getbasetemp() / "claims.837", content)
     bills = read_claims_837(path)
-    assert bills.further == 0 and list(bills.by_id) == [claim.account for claim in claims]
+    assert not any(bills.counts.values()) and list(bills.by_id) == [claim.account for claim in claims]
     for claim in claims:
         assert bills.by_id[claim.account].codes == expected(claim, kind == "institutional")
 
@@ -151,15 +153,73 @@ def test_fields_of_the_encounter_come_from_the_claim(tmp_path):
     assert list(read_claims_837(packed, "record").by_id) == ["MRN1"]
 
 
-def test_replaced_voided_and_further_claims(tmp_path):
-    def claim(account, code, frequency):
-        return WrittenClaim(account, [(code, "Y")], frequency=frequency)
+def claim(account, code, frequency="1", **more):
+    return WrittenClaim(account, [(code, "Y")], frequency=frequency, **more)
 
+
+def codes_by_id(bills):
+    return {name: [it.code.code for it in bill.codes] for name, bill in bills.by_id.items()}
+
+
+def test_replaced_voided_and_further_claims(tmp_path):
     claims = [claim("A", "I10", "1"), claim("B", "J189", "1"), claim("C", "M109", "1")]
     claims += [claim("A", "I130", "7"), claim("B", "J189", "8"), claim("C", "E119", "1")]
     bills = read_claims_837(written(tmp_path / "claims.837", write_837(claims)))
-    found = {name: [it.code.code for it in bill.codes] for name, bill in bills.by_id.items()}
-    assert found == {"A": ["I13.0"], "C": ["M10.9"]} and bills.further == 1
+    assert codes_by_id(bills) == {"A": ["I13.0"], "C": ["M10.9"]}
+    further = {"further_bills_of_an_encounter": 1, "replaced_claims": 1, "voided_claims": 1}
+    assert bills.counts == further
+
+
+def test_a_claim_replaces_or_voids_only_claims_of_its_own_number(tmp_path):
+    claims = [claim("A", "I10", record="R1"), claim("B", "J189", record="R1"), claim("C", "M109", record="R2")]
+    claims += [claim("B", "E119", "7", record="R1"), claim("B", "E1165", "7", record="R1")]
+    claims += [claim("D", "M109", "8", record="R2")]  # of a claim that is not in the file
+    bills = read_claims_837(written(tmp_path / "claims.837", write_837(claims)), "record")
+    assert codes_by_id(bills) == {"R1": ["I10"], "R2": ["M10.9"]}  # the first claim of the record that counts
+    assert bills.counts == {"further_bills_of_an_encounter": 1, "replaced_claims": 2, "voided_claims": 0}
+    claims += [claim("A", "I10", "8", record="R1")]
+    bills = read_claims_837(written(tmp_path / "voided.837", write_837(claims)), "record")
+    assert codes_by_id(bills) == {"R1": ["E11.65"], "R2": ["M10.9"]} and bills.counts["voided_claims"] == 1
+
+
+def test_of_several_transactions_the_newest_replaces(tmp_path):
+    newest = write_837([claim("A", "I130", "7")]).replace("*20251203*0900*CH", "*20251204*0900*CH")
+    newest = newest.replace("000000001", "000000002")  # of the interchange
+    path = written(tmp_path / "claims.837", newest + write_837([claim("A", "I10", "7")]))
+    assert codes_by_id(read_claims_837(path)) == {"A": ["I13.0"]}
+
+
+def test_an_order_mark_or_blanks_before_the_first_segment_do_not_matter(tmp_path):
+    content = write_837([CLAIM])
+    for number, raw in enumerate(
+        [b"\xef\xbb\xbf" + content.encode(), b" \r\n\t" + content.encode(), content.encode("utf-16")]
+    ):
+        path = tmp_path / f"{number}.837"
+        path.write_bytes(raw)
+        assert is_837(path) and read_claims_837(path).by_id["A1"].codes == expected(CLAIM)
+
+
+@pytest.mark.parametrize(
+    ("days", "message"),
+    [
+        ({"admitted": "20251109"}, "discharged must not be before admitted"),
+        ({"admitted": "20251331"}, "admitted must be a day"),
+        ({"stay": "20251103-20251199"}, "discharged must be a day"),
+        ({"stay": "19500103-19500108", "admitted": "19500103"}, "age must be between 0 and 130"),
+    ],
+)
+def test_impossible_days_are_refused_with_the_encounter(tmp_path, days, message):
+    path = written(tmp_path / "claims.837", write_837([claim("A1", "I10", **days)]))
+    with pytest.raises(ConfigError, match=message):
+        Encounter.of("", read_claims_837(path).by_id["A1"].stated)
+
+
+@pytest.mark.parametrize("admitted", ["", "20251103"])
+def test_a_period_that_ends_before_it_starts_refuses_the_bill(tmp_path, admitted):
+    path = written(
+        tmp_path / "claims.837", write_837([claim("A1", "I10", stay="20251108-20251103", admitted=admitted)])
+    )
+    assert read_claims_837(path).by_id["A1"].refused == REVERSED
 
 
 @pytest.mark.parametrize(

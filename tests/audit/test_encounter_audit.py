@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import random
+from itertools import pairwise
 
 import pytest
 
 from nosology.audit.correction import corrected
 from nosology.audit.encounter_audit import audit_encounter
 from nosology.audit.finding import KINDS, BilledCode, Finding
+from nosology.codes import table
 from nosology.core import Code, ConfigError, EvidenceSpan, Suggestion
 from nosology.serving.coder import Coder
 
@@ -57,6 +60,59 @@ def test_a_disease_of_a_relative_explains_an_unsupported_code(coder):
     item = by_code(audit(coder, [*RIGHT, "M10.9"], text))["M10.9"]
     assert (item.kind, item.rule) == ("unsupported", "relative")
     assert [text[span.start : span.end] for span in item.evidence] == ["gout"]
+
+
+@pytest.mark.parametrize(
+    ("billed", "added", "rule", "words_of_it"),
+    [
+        ("M10.071", "FAMILY HISTORY: father had gout.", "relative", "gout"),
+        ("J18.1", "", "negated", "pneumonia"),
+        ("C50.911", "FAMILY HISTORY: mother had breast cancer.", "relative", "breast cancer"),
+    ],
+)
+def test_an_objection_to_a_code_of_the_category_explains_an_unsupported_code(coder, billed, added, rule, words_of_it):
+    text = f"{TEXT}\n{added}\n"
+    item = by_code(audit(coder, [*RIGHT, billed], text))[billed]
+    assert (item.kind, item.rule) == ("unsupported", rule) and "of its category: the note" in item.reason
+    assert words_of_it in [text[span.start : span.end] for span in item.evidence] and item.looked_for
+
+
+def test_a_mention_of_the_category_that_counts_is_no_objection(coder):
+    text = f"{TEXT}\nGout of the left knee.\nFAMILY HISTORY: father had gout.\n"
+    found = by_code(audit(coder, [*RIGHT, "M10.071"], text))["M10.071"]
+    assert found.rule != "relative"
+
+
+def test_every_finding_has_words_or_names_and_its_words_do_not_overlap(coder):
+    text = TEXT + "\nPMH: type 2 diabetes mellitus, type 2 DM without complications. Asthma, resolved.\n"
+    lines = [line for line in table("icd10cm").codes(billable=True) if line[0] in "CEIJKMNOQZ"]
+    chance = random.Random(0)
+    bills = [[*RIGHT, *chance.sample(lines, 12)] for _ in range(15)]
+    bills += [["I10", "I13.0", "I50.9", "E11.9", "E10.9"], ["K99.9", "ZZ9.9"], ["C61", "P07.00", "O80", "I13.0"]]
+    kinds = set()
+    for codes in bills:
+        billed = [BilledCode(Code("icd10cm", code), "1") for code in codes]
+        billed += [BilledCode(Code("icd10pcs", code)) for code in ("0DTJ4ZZ", "0000001")]
+        result = audit_encounter("n", text, billed, coder.code(text), STATED)
+        kinds |= {item.kind for item in result.findings}
+        for item in result.findings:
+            assert item.evidence or any(item.looked_for), item
+            assert all(one.end <= other.start for one, other in pairwise(item.evidence)), item
+        assert all(one.end <= other.start for spans in result.supported.values() for one, other in pairwise(spans))
+    assert kinds >= {"unsupported", "conflict", "poa", "not_billed"}
+
+
+def test_a_conflict_has_the_words_of_its_code_or_what_was_looked_for(coder):
+    found = [item for item in audit(coder, [*RIGHT, "J18.9", "C61"]).findings if item.kind == "conflict"]
+    by_rule = {item.rule: item for item in found if item.code.code == "C61"}
+    assert "Malignant neoplasm of prostate" in by_rule["sex"].looked_for
+
+
+def test_a_code_of_no_release_is_a_conflict_also_without_a_date(coder):
+    for stated in (STATED, {"setting": "inpatient"}):
+        found = [it for it in audit(coder, [*RIGHT, "I50.77"], stated=stated).findings if it.kind == "conflict"]
+        assert [(it.code.code, it.rule) for it in found] == [("I50.77", "release")]
+        assert "no known release has it" in found[0].reason and found[0].looked_for == ("Heart failure",)
 
 
 def test_an_uncertain_diagnosis_counts_only_for_an_inpatient(coder):

@@ -8,6 +8,7 @@ import json
 import pytest
 
 from nosology.audit.audit_input import read_audit_input, read_bills
+from nosology.audit.billed_codes import REVERSED
 from nosology.core import ConfigError, DataError
 
 CM, PCS = "http://hl7.org/fhir/sid/icd-10-cm", "http://www.cms.gov/Medicare/Coding/ICD10"
@@ -167,3 +168,35 @@ def test_a_notes_file_needs_a_file_of_bills(tmp_path):
     path.write_text(json.dumps({"id": "a", "text": "Gout."}), encoding="utf-8")
     with pytest.raises(ConfigError, match="--billed is missing"):
         read_bills(path, has_notes=True)
+
+
+def test_a_document_without_text_is_counted_and_the_others_are_read(tmp_path):
+    scan = document("d9", "", "e1")
+    scan["content"] = [{"attachment": {"contentType": "application/pdf", "data": "JVBERi0="}}]
+    path = write_bundle(tmp_path, [*RESOURCES, scan])
+    given = read_audit_input(path, read_bills(path, has_notes=True))
+    assert given.counts["documents_without_text"] == 1
+    assert [name for name, _ in given.encounters[0].documents] == ["d1", "d3"]
+
+
+@pytest.mark.parametrize("write", [write_bundle, write_lines])
+def test_a_file_that_is_cut_off_is_called_damaged(tmp_path, write):
+    path = write(tmp_path, RESOURCES)
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    with pytest.raises(DataError, match=r"the file may be cut off|is not a FHIR resource in JSON") as caught:
+        read_bills(path, has_notes=True)
+    assert "pneumonia" not in str(caught.value)
+
+
+def test_a_byte_order_mark_does_not_matter(tmp_path):
+    for write in (write_bundle, write_lines):
+        path = write(tmp_path, RESOURCES)
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+        assert list(read_bills(path, has_notes=True).by_id) == ["e1", "Patient/p2"]
+
+
+def test_a_bill_that_ends_before_it_starts_is_refused_with_its_encounter(tmp_path):
+    wrong = claim("k", [diagnosis(1, "I10")], "e1", billablePeriod={"start": "2025-11-08", "end": "2025-11-03"})
+    bills = read_bills(write_lines(tmp_path, [PATIENT, STAY, wrong]))
+    assert bills.by_id["e1"].refused == REVERSED

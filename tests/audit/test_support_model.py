@@ -5,20 +5,24 @@ from __future__ import annotations
 import json
 import random
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from nosology.audit.auditor import load_auditor
+from nosology.audit.bill_context import CONTEXT, context_rows
 from nosology.audit.bill_statistics import BillStatistics
+from nosology.audit.description_similarity import SIMILARITIES, DescriptionSimilarity
 from nosology.audit.encounter_audit import audit_encounter
 from nosology.audit.finding import BilledCode
 from nosology.audit.planted_errors import plant
 from nosology.audit.support_features import FEATURES, MAX_SUGGESTIONS, NoteFeatures
 from nosology.audit.support_model import Judgement, SupportModel, coder_fingerprint
-from nosology.audit.support_training import best_threshold, fit_auditor
+from nosology.audit.support_training import MIN_NOTES, best_threshold, fit_auditor
 from nosology.cli import main
 from nosology.config import load_recipe
-from nosology.core import BundleError, Code, ConfigError, EvidenceSpan, Note, Suggestion
+from nosology.core import BundleError, Code, ConfigError, DataError, EvidenceSpan, Note, Suggestion
 from nosology.corpora.corpus import write_corpus
 from nosology.models.lexicon.lexicon_settings import LearnSettings, LexiconRecipe
 from nosology.models.train import train
@@ -78,7 +82,25 @@ def test_codes_of_one_bill_have_affinity_and_the_numbers_survive_a_file():
     assert known.category_affinity("I10", "M10") < 0
     assert known.topic({"kidney"}, "N18") > known.topic({"toe"}, "N18") == 0
     assert known.rarity("toe") > known.rarity("kidney")
-    assert BillStatistics.from_json(json.loads(json.dumps(known.to_json()))) == known
+    assert BillStatistics.from_arrays(json.loads(json.dumps(known.names())), known.arrays()) == known
+    assert BillStatistics.from_arrays(BillStatistics().names(), BillStatistics().arrays()) == BillStatistics()
+    between = known.category_affinity("N18", "I10")
+    of_codes = known.affinities(["N18.4", "I10", "N18.5"]).tolist()
+    assert of_codes == [
+        [0, between, 0],
+        [between, 0, between],
+        [0, between, 0],
+    ]
+
+
+def test_suspect_codes_count_less_for_the_others_and_an_empty_bill_has_no_rows():
+    affinities = np.array([[0.0, 2.0, 1.0], [2.0, 0.0, -1.0], [1.0, -1.0, 0.0]])
+    rows = dict(zip(CONTEXT, context_rows(np.array([0.1, 0.9, 0.2]), affinities).T))
+    assert rows["trust"] == pytest.approx([0.45, 0.85, 0.5])
+    assert rows["more_suspect"].tolist() == [2, 0, 1] and rows["suspected"] == pytest.approx([1.2] * 3)
+    assert rows["trusted_sum"] == pytest.approx([2 * 0.1 + 0.8, 2 * 0.9 - 0.8, 0.9 - 0.1])
+    assert rows["suspect_affinity"] == pytest.approx([1.8, 0.2, 0.1])
+    assert context_rows(np.zeros(0), np.zeros((0, 0))).shape == (0, len(CONTEXT))
 
 
 def test_features_of_a_code_do_not_depend_on_its_own_place_in_the_bill(coder):
@@ -126,6 +148,7 @@ def test_a_lexicon_has_an_auditor_from_its_own_train_notes(corpus, tmp_path):
     train(LexiconRecipe(learn=learn), [corpus], tmp_path / "bundle")
     model = fit_auditor(tmp_path / "bundle", corpus)
     assert model.coder == coder_fingerprint(tmp_path / "bundle") and model.statistics.notes == 40
+    assert model.measured["foreign"]["recall"] > 0.9 and model.measured["untouched"]["codes"] == 160
     (note,) = _notes(1, 4)
     gold = [code.code for code in note.codes]
     foreign = next(code for code in DISEASES.values() if code not in gold)
@@ -138,6 +161,16 @@ def test_a_coder_that_knows_the_notes_and_has_no_folds_is_refused(corpus, tmp_pa
     train(load_recipe("linear", []), [corpus], tmp_path / "bundle")
     with pytest.raises(ConfigError, match="linear needs a corpus that it was not trained on"):
         fit_auditor(tmp_path / "bundle", corpus)
+    known = replace(_notes(1, 0)[0], id="another id")
+    another = write_corpus([*_notes(39, 8), known], tmp_path / "another", source={}, filters=[], counts={})
+    with pytest.raises(ConfigError, match="was not trained on"):  # one of its notes has a text that the coder knows
+        fit_auditor(tmp_path / "bundle", another)
+
+
+def test_few_notes_are_refused(tmp_path):
+    few = write_corpus(_notes(MIN_NOTES - 1, 0), tmp_path / "few", source={}, filters=[], counts={})
+    with pytest.raises(DataError, match=f"needs {MIN_NOTES} notes .* has {MIN_NOTES - 1}"):
+        fit_auditor("day-one", few)
 
 
 def test_findings_of_a_judgement_have_its_probabilities_and_come_by_confidence():
@@ -165,10 +198,78 @@ def test_findings_of_a_judgement_have_its_probabilities_and_come_by_confidence()
     assert [item.code.code for item in sure.findings if item.kind != "conflict"] == ["I50.23"]
 
 
+def test_a_denied_code_is_an_error_unless_the_coders_of_the_corpus_code_denied_ones(model):
+    text = "Gout of the toe. No asthma."
+    suggestions = [Suggestion("icd10cm", "J45.909", "", 0.9, True, (EvidenceSpan(20, 26, "asthma", 0.9),))]
+    billed = [BilledCode(Code("icd10cm", code)) for code in ("M10.9", "J45.909")]
+    thresholds = {"unsupported": 0.3, "other_code": 0.5, "not_billed": 0.5}
+    for denied_counts, expected in ((True, [("unsupported", "J45.909", "negated")]), (False, [])):
+        judgement = Judgement({}, {}, {}, thresholds, denied_counts)
+        result = audit_encounter("n", text, billed, suggestions, {}, reference="coder", judgement=judgement)
+        found = [(item.kind, item.code.code, item.rule) for item in result.findings if item.kind != "conflict"]
+        assert found == expected
+    assert model.denied_counts and model.measured["untouched"]["denied"] == 0
+    measured = {"untouched": model.measured["untouched"] | {"denied": 0.05}}
+    assert not replace(model, measured=measured).denied_counts
+
+
 def test_the_best_threshold_counts_errors_that_have_no_row():
     probabilities, target = np.array([0.9, 0.8, 0.3, 0.2]), np.array([True, True, False, True])
     assert best_threshold(probabilities, target, 3) == 0.2
     assert best_threshold(probabilities[:3], target[:3], 2) == 0.8
+
+
+def test_the_lowest_threshold_with_a_precision_is_chosen_and_the_best_f1_where_it_finds_little():
+    probabilities, target = np.array([0.9, 0.8, 0.7, 0.6, 0.5]), np.array([True, True, True, False, True])
+    assert best_threshold(probabilities, target, 4, precision=0.9) == 0.7
+    assert best_threshold(probabilities, target, 4, precision=0.8) == best_threshold(probabilities, target, 4) == 0.5
+    few = np.array([True, False, True, True, True])  # at a precision of 0.9 it finds one of four
+    assert best_threshold(probabilities, few, 4, precision=0.9) == best_threshold(probabilities, few, 4) == 0.5
+    assert best_threshold(np.zeros(0), np.zeros(0, dtype=bool), 3, precision=0.9) == 1.0
+
+
+def test_an_embedder_finds_descriptions_in_other_words_and_survives_a_file(tmp_path):
+    notes = _notes(3, 6)
+    similarity = DescriptionSimilarity.fit("minilm", DISEASES.values(), [note.text for note in notes])
+    vectors = similarity.of_note("The skin shows scaly psoriatic plaques. Blood pressure was high.")
+    codes = ["L40.9", "I10", "H40.9", "K50.90"]
+    rows = dict(zip(SIMILARITIES, similarity.rows(vectors, codes, ["L40.9", "I10"]).T))
+    assert set(np.argsort(-rows["above_usual"])[:2].tolist()) == {0, 1}
+    assert (rows["near_windows"] <= rows["window_cosine"] + 1e-6).all()
+    alone = similarity.rows(vectors, ["L40.9"], ["L40.9"])[0]
+    assert alone[SIMILARITIES.index("billed_cosine")] == 0 and np.allclose(
+        alone[:4], [rows[name][0] for name in SIMILARITIES[:4]]
+    )
+    assert similarity.rows(vectors, [], codes).shape == (0, len(SIMILARITIES))
+    assert np.isfinite(similarity.rows(similarity.of_note(""), ["ZZZ.9", "I10"], ["I10"])).all()
+    stored = DescriptionSimilarity.from_arrays("minilm", similarity.arrays())
+    assert np.allclose(stored.rows(vectors, codes, codes), similarity.rows(vectors, codes, codes), atol=1e-6)
+
+
+def test_an_auditor_with_an_embedder_is_fitted_stored_and_used(corpus, coder, tmp_path):
+    model = fit_auditor("day-one", corpus, embedder="minilm")
+    model.save(tmp_path / "auditor")
+    again = SupportModel.load(tmp_path / "auditor")
+    assert again.similarity and again.similarity.embedder == "minilm" and again.measured == model.measured
+    (note,) = _notes(1, 7)
+    gold = [code.code for code in note.codes]
+    foreign = next(code for code in DISEASES.values() if code not in gold)
+    judged = again.judge(note.text, [*gold, foreign], coder.code(note.text, MAX_SUGGESTIONS))
+    assert judged.unsupported[foreign] > max(judged.unsupported[code] for code in gold)
+
+
+def test_a_missing_embedder_ends_the_audit_before_it_starts(model, tmp_path):
+    similarity = DescriptionSimilarity(str(tmp_path / "no model"), np.zeros(385, np.float32))
+    replace(model, similarity=similarity).save(tmp_path / "auditor")
+    with pytest.raises(ConfigError, match="embedder"):
+        load_auditor("day-one", "coder", None, {}, tmp_path / "auditor")
+
+
+def test_notes_without_different_codes_are_refused(tmp_path):
+    notes = [replace(note, codes=_notes(1, 0)[0].codes) for note in _notes(MIN_NOTES + 5, 0)]
+    corpus = write_corpus(notes, tmp_path / "same", source={}, filters=[], counts={})
+    with pytest.raises(DataError, match="no errors of kind foreign can be planted"):
+        fit_auditor("day-one", corpus)
 
 
 def test_the_commands_fit_and_use_an_auditor(corpus, tmp_path, monkeypatch, capsys):

@@ -112,6 +112,17 @@ def test_release_of_the_encounter_date():
     assert any(item.kind == "release" and item.level == "error" for item in nine)
 
 
+@pytest.mark.parametrize("date", ["", "2025-11-03", "2016-03-01"])
+def test_a_code_of_no_release_is_an_error_with_and_without_a_date(date):
+    for code in ("K99.9", "I50.77"):
+        assert "no known release has it" in issues_of(code, date=date)["release"][0].message
+    assert not [it for it in issues_of("I50.9", date=date).get("release", ()) if "no known release" in it.message]
+    wrong = AssignedCodes(
+        (AssignedCode(Code("icd10cm", "I10"), "added"), AssignedCode(Code("icd10pcs", "0000001"), "a"))
+    )
+    assert any("0000001 is not a code of icd10pcs" in item.message for item in check_codes(wrong, {"date": date}))
+
+
 def test_present_on_admission_is_checked_for_inpatients():
     assert "poa" in issues_of("I10", kind="inpatient")
     assert "poa" not in issues_of("I10")

@@ -74,7 +74,8 @@ def test_the_public_function_takes_the_fields_of_an_encounter():
         ({"sex": "x"}, "sex must be F or M"),
         ({"age": 200}, "age must be between 0 and 130"),
         ({"age": "old"}, "age must be a number"),
-        ({"date": "yesterday"}, "yesterday"),
+        ({"date": "yesterday"}, "date must be YYYY-MM-DD"),
+        ({"admitted": "2025-11-08", "discharged": "2025-11-03"}, "discharged must not be before admitted"),
         ({"role": "surgeon"}, "role must be one of"),
     ],
 )
