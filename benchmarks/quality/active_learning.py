@@ -5,10 +5,11 @@ at random, the longest ones, or those that `nosology corpus select` chooses with
 words": with `--cost words`). After each round a coder is trained from scratch and measured on held-out notes: micro F1.
 Threshold and calibration come from a part of the notes it was trained on. `words` and `codes` are the shares of all
 words and codes of the train notes that were reviewed: long notes cost more. Each seed has its own start, which all
-strategies share. A run adds its strategies to those in the result file.
+strategies share. A run adds the strategies and seeds that the result file lacks.
 
 The simulated hospital: notes of one site and its 50 most frequent codes, held-out patients. CodiEsp
-(FOLDER/codiesp_en_train.jsonl and codiesp_en_dev.jsonl): all diagnoses, measured on dev.
+(FOLDER/codiesp_en_train.jsonl and codiesp_en_dev.jsonl): all diagnoses, measured on dev; with --inner on 150 of the
+train cases, to choose a strategy without dev.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import argparse
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ SHARES = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4)
 # One setting, and codes of two notes or more: comparing settings and fitting codes of one note takes most of the time.
 LINEAR = ["fit.c=[1.0]", "fit.max_features=[1000]", "labels.min_notes=2"]
 SITE, FREQUENT, POOL, HELD = "harbor", 50, 480, 400
+INNER = 350  # train cases of CodiEsp to select from with --inner; the others are held out
 WEIGHTS = {
     "selected": SelectionWeights(),
     "by words": SelectionWeights(words=0.5),
@@ -82,33 +84,57 @@ def add_notes(strategy: str, bundle: Bundle, pool: Sequence[Note], done: list[in
     return [place[item.id] for item in chosen]
 
 
-def curves(
-    pool: Sequence[Note], held: Sequence[Note], strategies: Sequence[str], seeds: int, recipe: str
-) -> dict[str, Any]:
-    """The scores of each strategy and seed after each round, with the shares of words and codes that were reviewed."""
-    sizes = [round(share * len(pool)) for share in SHARES]
+def grow(
+    strategy: str,
+    pool: Sequence[Note],
+    held: Sequence[Note],
+    sizes: Sequence[int],
+    seed: int,
+    recipe: str,
+    first: Bundle,
+) -> dict[str, list[float]]:
+    """The scores after each round, and the shares of words and codes that were reviewed. first: of the start."""
     words = np.array([len(note.text.split()) for note in pool])
     codes = np.array([len(note.codes) for note in pool])
-    result: dict[str, Any] = {"train_notes": len(pool), "held_out": len(held), "shares": list(SHARES)}
-    result["all"] = micro_f1(fit(pool, recipe), held)
+    done, bundle = start_places(pool, sizes, seed), first
+    row: dict[str, list[float]] = {"micro_f1": [], "words": [], "codes": []}
+    for size in sizes:
+        if size > len(done):
+            done = done + add_notes(strategy, bundle, pool, done, size - len(done), seed)
+            bundle = fit([pool[i] for i in done], recipe)
+        row["micro_f1"].append(micro_f1(bundle, held))
+        row["words"].append(float(words[done].sum() / words.sum()))
+        row["codes"].append(float(codes[done].sum() / codes.sum()))
+    return row
+
+
+def start_places(pool: Sequence[Note], sizes: Sequence[int], seed: int) -> list[int]:
+    """The places of the notes of the first round."""
+    return np.random.default_rng([seed, 5]).permutation(len(pool))[: sizes[0]].tolist()
+
+
+def curves(
+    pool: Sequence[Note], held: Sequence[Note], result: dict[str, Any], arguments: argparse.Namespace
+) -> Iterator[dict[str, Any]]:
+    """The result after each strategy and seed that it lacked."""
+    head = {"train_notes": len(pool), "held_out": len(held), "shares": arguments.shares}
+    if any(result.get(name, value) != value for name, value in head.items()):
+        raise SystemExit("the stored results are of other notes or shares; give another --out")
+    result = {"strategies": {}} | result | head
+    result["all"] = result.get("all") or micro_f1(fit(pool, arguments.recipe), held)
     print(f"{len(pool)} train notes, {len(held)} held out; all notes: {result['all']:.4f}", flush=True)
-    rows: dict[str, dict[str, list]] = {name: {"micro_f1": [], "words": [], "codes": []} for name in strategies}
-    for seed in range(seeds):
-        start = np.random.default_rng([seed, 5]).permutation(len(pool))[: sizes[0]].tolist()
-        first = fit([pool[i] for i in start], recipe)
-        first_score = micro_f1(first, held)
-        for name in strategies:
-            done, bundle, scores, places = list(start), first, [first_score], [list(start)]
-            for size in sizes[1:]:
-                done = done + add_notes(name, bundle, pool, done, size - len(done), seed)
-                bundle = fit([pool[i] for i in done], recipe)
-                scores.append(micro_f1(bundle, held))
-                places.append(done)
-            rows[name]["micro_f1"].append(scores)
-            rows[name]["words"].append([float(words[at].sum() / words.sum()) for at in places])
-            rows[name]["codes"].append([float(codes[at].sum() / codes.sum()) for at in places])
-            print(f"  seed {seed} {name:12}", " ".join(f"{score:.4f}" for score in scores), flush=True)
-    return result | {"strategies": rows}
+    sizes = [round(share * len(pool)) for share in arguments.shares]
+    for seed in range(arguments.seeds):
+        first = None
+        for name in arguments.strategies:
+            rows = result["strategies"].setdefault(name, {"micro_f1": [], "words": [], "codes": []})
+            if len(rows["micro_f1"]) > seed:
+                continue
+            first = first or fit([pool[i] for i in start_places(pool, sizes, seed)], arguments.recipe)
+            for what, values in grow(name, pool, held, sizes, seed, arguments.recipe, first).items():
+                rows[what].append(values)
+            print(f"  seed {seed} {name:12}", " ".join(f"{score:.4f}" for score in rows["micro_f1"][-1]), flush=True)
+            yield result
 
 
 def show(title: str, result: dict[str, Any]) -> None:
@@ -153,9 +179,12 @@ def hospital() -> tuple[list[Note], list[Note]]:
     return [_only(note, wanted) for note in pool], [_only(note, wanted) for note in held]
 
 
-def codiesp(folder: Path) -> tuple[list[Note], list[Note]]:
-    """Train and dev notes of CodiEsp English with their diagnoses."""
+def codiesp(folder: Path, inner: bool = False) -> tuple[list[Note], list[Note]]:
+    """Train and dev notes of CodiEsp English with their diagnoses; inner: two parts of the train notes."""
     train_notes, dev = (list(read_notes(folder / f"codiesp_en_{split}.jsonl")) for split in ("train", "dev"))
+    if inner:
+        places = np.random.default_rng(INNER).permutation(len(train_notes))
+        train_notes, dev = ([train_notes[i] for i in sorted(part)] for part in (places[:INNER], places[INNER:]))
     wanted = {code for note in (*train_notes, *dev) for code in note.codes if code.system == "icd10cm"}
     return [_only(note, wanted) for note in train_notes], [_only(note, wanted) for note in dev]
 
@@ -169,17 +198,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--codiesp", type=Path, help="a folder with CodiEsp; without it the simulated hospital")
     parser.add_argument("--recipe", choices=["linear", "lexicon"], default="linear")
+    parser.add_argument("--inner", action="store_true", help="CodiEsp: measure on a part of the train cases")
+    parser.add_argument("--shares", nargs="+", type=float, default=list(SHARES), help="of the notes, the start first")
     parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=["random", "selected", "longest"])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=RESULT)
     arguments = parser.parse_args()
-    pool, held = codiesp(arguments.codiesp) if arguments.codiesp else hospital()
-    title = f"{'CodiEsp English' if arguments.codiesp else 'simulated hospital'}, {arguments.recipe}"
-    result = curves(pool, held, arguments.strategies, arguments.seeds, arguments.recipe)
-    show(title, result)
+    pool, held = codiesp(arguments.codiesp, arguments.inner) if arguments.codiesp else hospital()
+    corpus = f"CodiEsp English{' train' if arguments.inner else ''}" if arguments.codiesp else "simulated hospital"
+    title = f"{corpus}, {arguments.recipe}"
     known = read_json(arguments.out) if arguments.out.exists() else {}
-    result["strategies"] = known.get(title, {}).get("strategies", {}) | result["strategies"]
-    write_json(arguments.out, known := known | {title: result})
+    for result in curves(pool, held, known.get(title, {}), arguments):
+        write_json(arguments.out, known := known | {title: result})
+    show(title, known[title])
     plot(known, arguments.out.with_suffix(".png"))
     print(f"CPU seconds {time.process_time():.0f}")
 

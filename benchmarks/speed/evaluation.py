@@ -246,6 +246,13 @@ def main() -> None:
     arguments = parser.parse_args()
     device, results = default_device(), {}
     codes = [Code("icd10cm", code) for code in table("icd10cm").codes()][: arguments.codes]
+    machine = {
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "torch": torch.__version__,
+        "load": os.getloadavg()[0],
+    }
+    sizes = {name: getattr(arguments, name) for name in ("notes", "candidates", "old_notes")} | {"codes": len(codes)}
     for name in arguments.recipe:
         rng, recipe = np.random.default_rng(0), load_recipe(name, arguments.settings)
         words = vocabulary(rng, [label_description(code) for code in codes])
@@ -259,14 +266,7 @@ def main() -> None:
                 model = with_candidates(model, list(corpus.notes()), arguments.candidates)
             bundle = Bundle(model, Decision(0.5), recipe.model_dump(mode="json"), {})
             results[name] = run_stages(bundle, model, corpus, arguments.old_notes, folder)
-    machine = {
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "torch": torch.__version__,
-        "load": os.getloadavg()[0],
-    }
-    sizes = {name: getattr(arguments, name) for name in ("notes", "candidates", "old_notes")} | {"codes": len(codes)}
-    write_json(arguments.out, {**machine, **sizes, "settings": arguments.settings, "recipes": results})
+        write_json(arguments.out, {**machine, **sizes, "settings": arguments.settings, "recipes": results})
 
 
 if __name__ == "__main__":

@@ -147,10 +147,11 @@ class Training:
         self.lengths = np.clip(rng.lognormal(np.log(mean) - 0.15, 0.55, reports), 5, 510).astype(int)
         texts = [rng.integers(1000, 20_000, n).astype(np.int32) for n in self.lengths]
         noise = rng.normal(size=(512, WIDTH)).astype(np.float16)
-        nothing = np.empty(0, np.float32), np.empty(0, np.int64), np.empty(0, np.float32)
+        nothing = np.empty(0, np.float32)
         gold = sparse.csr_matrix((rng.random((reports, CODES)) < 0.1).astype(np.int8))
-        read = [EncodedReport(ids, ids, ids, *nothing) for ids in texts]
-        self.reports = ReportDataset(read, [()] * reports, gold, np.ones(reports, np.int64), [""] * reports)
+        read = [EncodedReport(ids, ids, ids, nothing) for ids in texts]
+        versions = np.ones(reports, np.int64)
+        self.reports = ReportDataset(read, [()] * reports, gold, versions, versions, [""] * reports)
 
         def encode(missing: list[np.ndarray]) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
             for start in range(0, len(missing), 500):

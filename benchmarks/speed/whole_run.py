@@ -5,8 +5,8 @@
 Simulates about as many discharge summaries as given (43% with ICD-10, 57% with ICD-9 codes; MIMIC-IV has 281,000 in
 all), writes a corpus of each version, splits and audits both, trains `dual_laat-paper` on both for some steps and
 evaluates it on the ICD-10 test notes, each stage by its `nosology` command. Prints for each stage seconds by the clock,
-CPU seconds, the peak of memory that is not a mapped file, the mean use of the GPU, and milliseconds per note; and, for
-the largest size, the time that all ten epochs of the paper would take.
+CPU seconds, the peak of memory that is not a mapped file, the mean use of the GPU, and milliseconds per note; and the
+time that all ten epochs of the paper would take. Sizes ascend: the projection uses the cost per note between two sizes.
 """
 
 from __future__ import annotations
@@ -152,28 +152,34 @@ def _split_sizes(corpus: Path) -> dict[str, int]:
     return dict(Counter(note.split for note in Corpus.open(corpus).notes(text=False)))
 
 
-def projection(result: dict[str, Any]) -> dict[str, float]:
-    """Hours of the paper's run at this size and at that of MIMIC-IV: all stages, with ten epochs of training.
+def projection(result: dict[str, Any], smaller: dict[str, Any] | None) -> dict[str, float]:
+    """Hours of the paper's run with ten epochs of training, at this size and at that of MIMIC-IV.
 
-    The time before the first step grows with the notes; validation always reads the same number of notes.
+    Preparation, the time before the first step and evaluation grow by the cost per note between a smaller run and this
+    one; without a smaller run, in proportion to the notes. Validation always reads the same number of notes.
     """
     training = result["training"]
     train_notes = sum(sizes["train"] for sizes in result["written"].values())
-    seconds = {stage["name"]: stage["seconds"] for stage in result["stages"]}
-    steps = training["notes"] / training["notes_per_second"]
-    validation = training["validation_seconds"] / training["epochs"]
-    start = seconds["train"] - steps - training["validation_seconds"]
-    growing = sum(s for name, s in seconds.items() if name not in ("train", "simulate")) + start
-    growing += EPOCHS * train_notes / training["notes_per_second"]
-    factor = MIMIC_NOTES / result["notes"]
-    fixed = EPOCHS * validation
+    around = seconds_around_training(result)
+    fewer, less = (smaller["notes"], seconds_around_training(smaller)) if smaller else (0, 0.0)
+    per_note = (around - less) / (result["notes"] - fewer)
+    steps = EPOCHS * train_notes / training["notes_per_second"]
+    validation = EPOCHS * training["validation_seconds"] / training["epochs"]
+    at_mimic = around + per_note * (MIMIC_NOTES - result["notes"]) + steps * MIMIC_NOTES / result["notes"]
     return {
-        "hours": round((growing + fixed) / 3600, 2),
-        "hours_mimic": round((growing * factor + fixed) / 3600, 2),
-        "seconds_before_the_first_step": round(start, 1),
+        "hours": round((around + steps + validation) / 3600, 2),
+        "hours_mimic": round((at_mimic + validation) / 3600, 2),
+        "seconds_around_training": round(around, 1),
+        "ms_per_note_around_training": round(1000 * per_note, 2),
         "notes_per_second": training["notes_per_second"],
-        "validation_seconds": validation,
     }
+
+
+def seconds_around_training(result: dict[str, Any]) -> float:
+    """Seconds of all stages but simulation, without the steps of training and validation."""
+    training = result["training"]
+    steps = training["notes"] / training["notes_per_second"] + training["validation_seconds"]
+    return sum(stage["seconds"] for stage in result["stages"] if stage["name"] != "simulate") - steps
 
 
 def main() -> None:
@@ -190,7 +196,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory(dir=arguments.folder) as temporary:
             results.append(run(notes, arguments.steps, arguments.set, Path(temporary)))
         result = results[-1]
-        result["projection"] = projection(result)
+        result["projection"] = projection(result, results[-2] if len(results) > 1 else None)
         print(f"\n{result['notes']:,} notes, {os.cpu_count()} cores")
         for stage in result["stages"]:
             cost = 1000 * stage["seconds"] / result["notes"]

@@ -1,0 +1,12 @@
+"""The training of benchmarks/speed/hmhan.py, which needs a GPU for its figures, runs on a CPU."""
+
+import runpy
+from pathlib import Path
+
+HMHAN = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks/speed/hmhan.py"))
+
+
+def test_reports_learn_from_states_on_disk(tmp_path):
+    training = HMHAN["Training"](30, tmp_path, device="cpu", reports=48)
+    measured = training.measured(training.on_disk, 16, use_cuda_graphs=False)
+    assert measured["reports_per_second"] > 0 and measured["profiled_reports"] == 48
