@@ -58,6 +58,49 @@ def random_vectors(n: int, size: int, seed: int) -> np.ndarray:
     return vectors
 
 
+def initial_matrices(words: int, size: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Both matrices (words, size) of an untrained word2vec, float32: vectors of words, and of their contexts."""
+    drawn = np.random.default_rng([seed, 0x776F7264]).random((words, size)) - 0.5
+    return (drawn / size).astype(np.float32), np.zeros((words, size), np.float32)
+
+
+def train_matrices(
+    notes: Sequence[TokenIds],
+    matrices: tuple[np.ndarray, np.ndarray],
+    *,
+    epochs: int,
+    done: float,
+    end: float,
+    seed: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Both matrices of word2vec after some epochs on these notes: a part of a longer training.
+
+    done, end: the share of all training before and after these epochs; they give the learning rates.
+    """
+    vectors, contexts = (matrix.copy() for matrix in matrices)
+    words, size = vectors.shape
+    sentences = Sentences(notes, words)
+    if counts := sentences.word_counts():
+        model = _model(counts, size, epochs, seed)
+        ids = np.array(model.wv.index_to_key, np.int64)
+        model.wv.vectors, model.syn1neg = vectors[ids], contexts[ids]
+        first, last = model.alpha, model.min_alpha
+        start_alpha, end_alpha = (first - share * (first - last) for share in (done, end))
+        model.train(
+            sentences, total_examples=len(sentences), epochs=epochs, start_alpha=start_alpha, end_alpha=end_alpha
+        )
+        vectors[ids], contexts[ids] = model.wv.vectors, model.syn1neg
+    return vectors, contexts
+
+
+def unit_vectors(vectors: np.ndarray) -> np.ndarray:
+    """The vectors (words, size) of length 1, float32; zeros for padding."""
+    length = np.linalg.norm(vectors, axis=1, keepdims=True)
+    unit = (vectors / np.where(length > 0, length, 1)).astype(np.float32)
+    unit[PAD] = 0
+    return unit
+
+
 class Sentences:
     """The ids of the known words of each note; iterable as often as word2vec needs. Counts the notes it gives.
 

@@ -15,6 +15,7 @@ from nosology.models.hmhan.hmhan_settings import HmhanRecipe
 from nosology.models.laat.laat_settings import CamlRecipe, LaatRecipe
 from nosology.models.lexicon.lexicon_settings import LexiconRecipe
 from nosology.models.linear.linear_trainer import LinearRecipe
+from nosology.models.plant.plant_settings import PlantRecipe
 
 _MIN_RECORD_NOISE = 0.5  # for FedSGD: less noise would reveal how many notes have a code
 _MIN_NOISE = 1e-9
@@ -95,10 +96,12 @@ class FederationSettings(Settings):
     compression: Literal["none", "bf16", "top_k", "low_rank"] = "none"  # of the changes of weights that sites send
     top_k: float = Field(0.05, gt=0, le=1)  # top_k: share of the changes of a matrix that is sent, the largest ones
     rank: int = Field(8, ge=1)  # low_rank: of the two matrices that are sent instead of the change of a matrix
-    # caml, laat, dual_laat: a public list of words on the server, one per line; empty: words that sites report
+    # caml, laat, dual_laat, plant: a public list of words on the server, one per line; empty: words that sites report
     vocabulary: str = ""
     # the same: words of fewer than min_site_notes patients of a site are trained there, or read as unknown words
     rare_words: Literal["train", "unknown"] = "train"
+    vector_rounds: int = Field(10, ge=0)  # caml, laat, dual_laat: of word2vec, before those of the net; 0: random start
+    language_rounds: int = Field(8, ge=1)  # plant: of the language model, before those of the net
     # weights that each site trains for itself and never sends: beginnings of their names, or "head"
     personal: list[str] = Field(default_factory=list)
     rehearsal: bool = False  # with simulated notes: other sites refuse it
@@ -184,6 +187,12 @@ class FederatedHmhanRecipe(HmhanRecipe):
     federation: FederationSettings = FederationSettings()
 
 
+class FederatedPlantRecipe(PlantRecipe):
+    """A recipe of kind `plant`, with the table [federation]."""
+
+    federation: FederationSettings = FederationSettings()
+
+
 class StatisticsSettings(Settings):
     """Counts of words and phrases over all sites, for the kinds `linear` and `lexicon`."""
 
@@ -224,13 +233,16 @@ class FederatedLexiconRecipe(LexiconRecipe):
 
 FederatedWordRecipe = FederatedCamlRecipe | FederatedLaatRecipe | FederatedDualLaatRecipe
 FederatedStatisticsRecipe = FederatedLinearRecipe | FederatedLexiconRecipe
-FederatedRecipe = FederatedHeadsRecipe | FederatedWordRecipe | FederatedHmhanRecipe | FederatedStatisticsRecipe
+FederatedRecipe = (
+    FederatedHeadsRecipe | FederatedWordRecipe | FederatedPlantRecipe | FederatedHmhanRecipe | FederatedStatisticsRecipe
+)
 
 FEDERATED_KINDS: dict[Any, type[FederatedRecipe]] = {
     "heads": FederatedHeadsRecipe,
     "caml": FederatedCamlRecipe,
     "laat": FederatedLaatRecipe,
     "dual_laat": FederatedDualLaatRecipe,
+    "plant": FederatedPlantRecipe,
     "hmhan": FederatedHmhanRecipe,
     "linear": FederatedLinearRecipe,
     "lexicon": FederatedLexiconRecipe,

@@ -65,7 +65,7 @@ REGISTRY: dict[str, ModelEntry] = {
     "plant": ModelEntry(
         "nosology.models.plant.plant_model:Plant",
         "nosology.models.plant.plant_trainer:PlantTrainer",
-        "nosology.models.plant.plant_settings:PlantRecipe",
+        "nosology.federated.federation_settings:FederatedPlantRecipe",
         "train",
     ),
     "hmhan": ModelEntry(

@@ -6,50 +6,57 @@ rounds of a single site are one training run. There are no files, checkpoints or
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 
 import torch
 from torch import Tensor, nn
 
 from nosology.core import ConfigError
-from nosology.training.batch_plan import BatchPlan, derive_seed
+from nosology.training.batch_plan import StepPlan, derive_seed
 from nosology.training.cuda_graphs import set_learning_rate
 from nosology.training.data_loader import BatchLoader, MakeBatch, PrepareStep, StepBatches
 from nosology.training.inference import uses_bf16
 from nosology.training.recipe_settings import TrainerSettings, resolve_schedule
-from nosology.training.trainer import seed_device
+from nosology.training.trainer import ParameterGroup, seed_device
 
 Penalty = Callable[[nn.Module], Tensor]  # added to the loss of every step
 
 
 def train_epoch_range(
     net: nn.Module,
-    plan: BatchPlan,
+    plan: StepPlan,
     make_batch: MakeBatch,
     prepare_step: PrepareStep | None,
     settings: TrainerSettings,
     epochs: range,
     optimizer: torch.optim.Optimizer,
     penalty: Penalty | None = None,
+    groups: Sequence[ParameterGroup] = (),
 ) -> float:
     """The mean training loss per note; trains the net in place on its device.
 
     epochs: which of the `settings.epochs` to run; learning rate, batches and dropout depend on them.
-    make_batch, prepare_step: as of `TrainingRun`.
+    make_batch, prepare_step: as of `TrainingRun`. groups: those of the optimizer, if their learning rates differ.
     """
     device = next(net.parameters()).device
     schedule = resolve_schedule(settings, len(plan))
     loader = BatchLoader(plan, make_batch, prepare_step, pin_memory=device.type == "cuda")
     total = torch.zeros((), device=device)
+    epoch, notes = -1, 0
     net.train()
     with closing(loader.steps(epochs.start, 0)) as steps:
         for _ in range(len(epochs) * len(plan)):
             batches = next(steps)
-            set_learning_rate(
-                optimizer, settings.learning_rate * schedule.factor(batches.epoch * len(plan) + batches.step)
-            )
+            learning_rate = settings.learning_rate * schedule.factor(batches.epoch * len(plan) + batches.step)
+            set_learning_rate(optimizer, learning_rate)
+            for options, group in zip(optimizer.param_groups, groups):
+                options["lr"] = group.learning_rate_factor * learning_rate
+            if groups and batches.epoch != epoch:
+                epoch = batches.epoch
+                _freeze(groups, epoch)
             total += _step_gradient(net, batches, plan.seed, settings.precision, device) * batches.notes
+            notes += batches.notes
             if penalty is not None:
                 penalty(net).backward()
             if settings.clip:
@@ -57,9 +64,17 @@ def train_epoch_range(
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
     net.eval()
+    _freeze(groups, settings.epochs)
     if not torch.isfinite(total):
         raise ConfigError(f"the loss is not finite: training.learning_rate must be lower; got {settings.learning_rate}")
-    return float(total) / max(1, len(plan.lengths) * len(epochs))
+    return float(total) / max(1, notes)
+
+
+def _freeze(groups: Sequence[ParameterGroup], epoch: int) -> None:
+    """Freezes the groups that start after an epoch."""
+    for group in groups:
+        for parameter in group.parameters:
+            parameter.requires_grad_(epoch >= group.start_epoch)
 
 
 def _step_gradient(net: nn.Module, batches: StepBatches, seed: int, precision: str, device: torch.device) -> Tensor:

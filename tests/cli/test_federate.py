@@ -58,7 +58,7 @@ def test_simulated_federation_writes_a_usable_bundle(small_corpus, tmp_path, mon
 
 @pytest.mark.parametrize("kind", ["caml", "dual_laat"])
 def test_simulated_federation_of_a_word_net(small_corpus, tmp_path, kind):
-    numbers = {"rounds": 2, "min_site_notes": 2, "min_notes": 2}
+    numbers = {"rounds": 2, "vector_rounds": 1, "min_site_notes": 2, "min_notes": 2}
     changes = [*(f"federation.{name}={value}" for name, value in numbers.items()), "vectors.size=8"]
     sets = [part for change in changes for part in ("--set", change)]
     words = ["--corpus", str(small_corpus.folder), "--out", str(tmp_path / "bundle"), "--sites", "3", "--skew", "size"]

@@ -57,7 +57,7 @@ WORDS = {
 }
 REPORTS = {"plain": [], "secure": ["federation.privacy.secure=true"]}
 COUNTS = {"secure": [], "in the clear": ["federation.privacy.secure=false"]}
-SMALL_NET = ["vectors.size=4", "model.filters=4", "training.precision=fp32"]
+SMALL_NET = ["federation.vector_rounds=1", "vectors.size=4", "model.filters=4", "training.precision=fp32"]
 SMALL_COUNTS = ["statistics.buckets=4096", "statistics.min_patients=2", "statistics.min_sites=1"]
 SMALL_LEXICON = ["codes.release=2026", "codes.seventh=true", "learn.terms=false"]
 SMALL_LEXICON += ["learn.rounds=5", "learn.forest=4", "learn.min_leaf=5", "learn.folds=3"]

@@ -58,7 +58,7 @@ def make_status(
         values = traffic.sites.get(site, {"sent": 0, "received": 0, "last_reply": 0.0})
         state = "refused" if site in refused else "online" if site in online else "offline"
         sites[site] = {"state": state, "reason": refused.get(site, failed.get(site, "")), **values}
-    names = ("round", "loss", "sites", "refused", "micro_f1", "seconds")
+    names = ("round", "phase", "loss", "sites", "refused", "micro_f1", "seconds")
     history = list(history)
     for site, shares in cut_by_site(history).items():
         if site in sites:
@@ -112,7 +112,7 @@ def _round_rows(status: Status) -> list[tuple[str, ...]]:
     return [
         (
             str(row["round"]),
-            f"{row['loss']:.4f}",
+            f"{row['loss']:.4f}" if row["loss"] or not row.get("phase") else row["phase"],
             str(row["sites"]),
             str(row["refused"]),
             "" if row["micro_f1"] is None else f"{row['micro_f1']:.4f}",

@@ -38,5 +38,13 @@ def write_rehearsal_corpus(site: str, patients: int, folder: Path) -> Path:
 
 def rehearsal_settings(sites: int, rounds: int) -> list[str]:
     """The settings of the recipe of a rehearsal of so many sites."""
-    values = {"rehearsal": "true", "rounds": rounds, "min_sites": sites, "quorum": sites, "min_notes": 20}
+    values = {
+        "rehearsal": "true",
+        "rounds": rounds,
+        "vector_rounds": 1,
+        "language_rounds": 1,
+        "min_sites": sites,
+        "quorum": sites,
+        "min_notes": 20,
+    }
     return [f"federation.{name}={value}" for name, value in values.items()]

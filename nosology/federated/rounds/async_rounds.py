@@ -21,7 +21,7 @@ from nosology.core import FederationError
 from nosology.federated.rounds import messages
 from nosology.federated.rounds.federated_site import SiteUpdate
 from nosology.federated.rounds.federation_server import FlowerFederation
-from nosology.federated.rounds.federation_setup import Arrays
+from nosology.federated.rounds.federation_setup import Arrays, FederationSetup
 from nosology.federated.rounds.outcome import HistoryRow
 from nosology.federated.rounds.participants import format_reasons
 
@@ -42,14 +42,14 @@ class OpenRequest:
 class AsyncFederation(FlowerFederation):
     """A federation whose rounds are buffers of updates."""
 
-    def prepare(self) -> int:
-        """The number of sites; no request is open."""
+    def start_phase(self, setup: FederationSetup) -> None:
+        """As of `FlowerFederation`; no request is open: late updates of an earlier phase are of no use."""
+        super().start_phase(setup)
         self._requests: dict[str, OpenRequest] = {}  # by message id
         self._asked: dict[str, int] = {}  # by site: the version that it got last
         self._buffer: dict[str, tuple[SiteUpdate, OpenRequest]] = {}  # by site
         self._failed: set[str] = set()  # sites whose reply in this round was not valid
         self._prepared: set[str] = set()  # sites that got the setup again in this round
-        return super().prepare()
 
     def _needed(self) -> int:
         """The number of sites with an update in the buffer that a round needs."""
@@ -206,7 +206,7 @@ class AsyncFederation(FlowerFederation):
     def evaluated_sites(self, number: int) -> Collection[str]:
         """The sites that are online; before the last round only those that are not training."""
         online = super().evaluated_sites(number)
-        if number >= self.settings.rounds:
+        if number >= self.rounds:
             self._requests.clear()  # their updates come too late
             return online
         busy = {request.site for request in self._requests.values()}

@@ -72,7 +72,8 @@ class FederationLoop(ABC):
     def __init__(self, recipe: FederatedRecipe, report: Report):
         self.check(recipe)
         self.recipe, self.settings, self.report = recipe, recipe.federation, report
-        self.rounds = learner_of(recipe).rounds
+        self.learner = learner_of(recipe)
+        self.rounds = self.learner.rounds
         self.refused: dict[str, str] = {}  # sites that do not take part, and why
         self._dev: SiteCounts | None = None  # of all sites, after the last round
 
@@ -89,6 +90,10 @@ class FederationLoop(ABC):
     @abstractmethod
     def prepare(self) -> int:
         """The number of sites; prepares the training from `setup` and `checkpoint`."""
+
+    def start_phase(self, setup: FederationSetup) -> None:
+        """Continues with the setup of a phase: what its rounds train, and what sites need for it."""
+        self.setup = setup
 
     @abstractmethod
     def train(self, number: int) -> tuple[Arrays, HistoryRow]:
@@ -140,6 +145,7 @@ class FederationLoop(ABC):
             self.setup.save(self.folder)
         saved = RoundCheckpoint.load(self.folder, self.setup.hash)
         self.checkpoint = saved or RoundCheckpoint(self.setup.hash, 0, self.setup.initial_weights())
+        self.start_phase(self.setup.with_learned(self.checkpoint.learned))
         sites = self.prepare()
         for site, reason in sorted(self.refused.items()):
             self.report(f"{site} is excluded: {reason}")
@@ -150,16 +156,20 @@ class FederationLoop(ABC):
         """Trains, evaluates if it is due, and saves the checkpoint."""
         started = time.monotonic()
         weights, row = self.train(number)
-        row = {"round": number, "micro_f1": None, "epsilon": None} | row
-        last = number == self.rounds
-        if last or number % self.settings.evaluate_every == 0:
+        row = {"round": number, "phase": self.learner.phase_name(number), "micro_f1": None, "epsilon": None} | row
+        last, net_round = number == self.rounds, number - self.learner.pretraining_rounds
+        if last or (net_round > 0 and net_round % self.settings.evaluate_every == 0):
             counts = self.evaluate(number, weights, "dev", 1.0 if last else self.settings.fraction_evaluate)
             self._dev = counts if last else None
             row["micro_f1"] = counts.best_f1 if counts is not None else None
         row |= self.traffic()
         row["seconds"] = round(time.monotonic() - started, 3)
-        history = [*self.checkpoint.history, row]
-        self.checkpoint = replace(self.checkpoint, number=number, weights=weights, history=history, **self.state())
+        history, state = [*self.checkpoint.history, row], self.state()
+        learned = self.learner.finish_phase(self.setup, number, weights)
+        if learned is not None:
+            self.start_phase(self.setup.with_learned(learned))
+            weights, state = self.setup.initial_weights(), self.state() | {"learned": learned}
+        self.checkpoint = replace(self.checkpoint, number=number, weights=weights, history=history, **state)
         self.checkpoint.save(self.folder)
         self.report(outcome.format_round(row, self.rounds) + format_reasons(self.checkpoint.refused))
 
@@ -239,7 +249,6 @@ class FlowerFederation(FederationLoop):
 
     def prepare(self) -> int:
         """The number of sites; loads the state of strategy and privacy budget."""
-        self.strategy.rows = self.setup.label_rows
         self.strategy.load_optimizer_state(self.checkpoint.optimizer_state)
         self.privacy = PrivacyBudget(self.recipe, self.checkpoint.privacy)
         self.strategy.reduce = self.privacy.reduce
@@ -249,6 +258,12 @@ class FlowerFederation(FederationLoop):
         if secure:
             self.report(describe_threshold(self._sampled(), self._needed(), self.settings.privacy))
         return len(self.participants.metadata)
+
+    def start_phase(self, setup: FederationSetup) -> None:
+        """As `FederationLoop.start_phase`; sites get a new setup with their next message."""
+        super().start_phase(setup)
+        self.participants.setup = setup
+        self.strategy.start(setup.label_rows)
 
     @property
     def cut_off(self) -> bool:

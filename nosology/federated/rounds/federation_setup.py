@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from nosology.core.files import json_sha256
 from nosology.core.label_space import LabelSpace
 from nosology.federated.federation_settings import FederatedRecipe, FederationSettings, read_federated_recipe
 from nosology.federated.rounds.learner import FederatedLearner, LabelRows, learner_of
-from nosology.federated.rounds.personal_layers import Arrays, mark, personal_names
+from nosology.federated.rounds.personal_layers import Arrays, mark, marked, personal_names
 from nosology.training.checkpoint import read_tensors, write_tensors
 
 PREPROCESSING = "text as given, standardised vectors"  # of heads
@@ -181,17 +181,22 @@ class FederationSetup:
         sites = self.metadata.values()
         return np.array([sum(site.codes.get(code, 0) for site in sites) for code in self.labels.codes], dtype=np.int64)
 
+    def with_learned(self, arrays: Arrays) -> FederationSetup:
+        """The setup of the phase after these arrays were learned in pretraining."""
+        return replace(self, inputs=self.learner.add_learned(self.inputs, arrays)) if arrays else self
+
     def initial_weights(self) -> Arrays:
-        """The weights before the first round, without personal layers."""
+        """The weights before the first round of a phase, without personal layers."""
         weights = self.learner.initial_weights(self)
         return {name: array for name, array in weights.items() if name not in self.personal}
 
     @cached_property
     def personal(self) -> Arrays:
-        """The personal layers before the first round; empty without `federation.personal`."""
-        if not (personal := self.recipe.federation.personal):
+        """The personal layers before the first round of the net; empty without `federation.personal`."""
+        learner = self.learner
+        if not (personal := self.recipe.federation.personal) or learner.is_pretraining(self.inputs):
             return {}
-        learner, weights = self.learner, self.learner.initial_weights(self)
+        weights = learner.initial_weights(self)
         return {name: weights[name] for name in personal_names(personal, learner.head, weights)}
 
     @property
@@ -243,18 +248,19 @@ class FederationSetup:
 class RoundCheckpoint:
     """The state of a federation after a round."""
 
-    setup_hash: str
+    setup_hash: str  # before any pretraining
     number: int  # of rounds done
     weights: Arrays
     optimizer_state: Arrays = field(default_factory=dict)  # of the server
     history: list[dict[str, Any]] = field(default_factory=list)  # one row per round
     refused: dict[str, str] = field(default_factory=dict)  # sites refused in the last round, and why
     privacy: dict[str, Any] = field(default_factory=dict)  # state of the privacy accountants
+    learned: Arrays = field(default_factory=dict)  # in pretraining
 
     def save(self, folder: Path) -> None:
         """Replaces round.safetensors."""
-        arrays = {f"weights/{name}": array for name, array in self.weights.items()}
-        arrays |= {f"optimizer/{name}": array for name, array in self.optimizer_state.items()}
+        arrays = mark(self.weights, "weights/")
+        arrays |= mark(self.optimizer_state, "optimizer/") | mark(self.learned, "learned/")
         names = ("setup_hash", "number", "history", "refused", "privacy")
         header = {name: getattr(self, name) for name in names}
         _write(folder / ROUND_FILE, arrays, header | {"order": list(self.weights)})
@@ -267,8 +273,8 @@ class RoundCheckpoint:
             return None
         arrays, header = content
         weights = {name: arrays[f"weights/{name}"] for name in header.pop("order")}  # safetensors sorts by name
-        state = {name.removeprefix("optimizer/"): array for name, array in arrays.items() if name[:10] == "optimizer/"}
-        return cls(weights=weights, optimizer_state=state, **header)
+        state, learned = (marked(arrays, prefix) for prefix in ("optimizer/", "learned/"))
+        return cls(weights=weights, optimizer_state=state, learned=learned, **header)
 
 
 def clear(folder: Path) -> None:

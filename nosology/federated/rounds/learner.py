@@ -33,6 +33,7 @@ LEARNERS: dict[str, str] = {
     "caml": "nosology.federated.rounds.word_learner:WordLearner",
     "laat": "nosology.federated.rounds.word_learner:WordLearner",
     "dual_laat": "nosology.federated.rounds.word_learner:WordLearner",
+    "plant": "nosology.federated.rounds.plant_learner:PlantLearner",
     "hmhan": "nosology.federated.rounds.hmhan_learner:HmhanLearner",
     "linear": "nosology.federated.rounds.linear_learner:LinearLearner",
     "lexicon": "nosology.federated.rounds.lexicon_learner:LexiconLearner",
@@ -118,9 +119,14 @@ class FederatedLearner(ABC, Generic[SiteT, InputsT]):
         """What the net reads of a note, for a message."""
 
     @property
+    def pretraining_rounds(self) -> int:
+        """The number of rounds before those of the net: they train something else, and are not evaluated."""
+        return 0
+
+    @property
     def rounds(self) -> int:
-        """The number of rounds."""
-        return self.recipe.federation.rounds
+        """The number of all rounds."""
+        return self.pretraining_rounds + self.recipe.federation.rounds
 
     @property
     def reports_words(self) -> bool:
@@ -165,11 +171,29 @@ class FederatedLearner(ABC, Generic[SiteT, InputsT]):
 
     @abstractmethod
     def label_rows(self, setup: FederationSetup) -> LabelRows:
-        """Which weights have one row per label."""
+        """Which of the initial weights have one row per label."""
 
     @abstractmethod
     def initial_weights(self, setup: FederationSetup) -> dict[str, np.ndarray]:
-        """The weights before the first round."""
+        """The weights before the first round of a phase; the learned arrays in the inputs tell which."""
+
+    def finish_phase(
+        self, setup: FederationSetup, number: int, weights: Mapping[str, np.ndarray]
+    ) -> dict[str, np.ndarray] | None:
+        """All that was learned in pretraining up to a round, if it is the last of a phase; None for other rounds."""
+        return None
+
+    def is_pretraining(self, inputs: InputsT) -> bool:
+        """Whether the phase of these inputs is one before that of the net."""
+        return False
+
+    def add_learned(self, inputs: InputsT, arrays: Mapping[str, np.ndarray]) -> InputsT:
+        """The shared inputs with the arrays of `finish_phase`."""
+        return inputs
+
+    def phase_name(self, number: int) -> str:
+        """What a round trains; empty: the net."""
+        return ""
 
     @abstractmethod
     def build_model(

@@ -25,7 +25,7 @@ from nosology.training.recipe_settings import LabelSettings
 HistoryRow = dict[str, Any]  # one round, keys as in COLUMNS
 _TRAFFIC = ("bytes_to_sites", "bytes_from_sites")  # of all messages of a round
 _PRIVACY = ("epsilon", "record_epsilon")
-COLUMNS = ("round", "loss", "sites", "refused", "micro_f1", *_PRIVACY, *_TRAFFIC, "staleness", "seconds")
+COLUMNS = ("round", "loss", "sites", "refused", "micro_f1", *_PRIVACY, *_TRAFFIC, "staleness", "seconds", "phase")
 
 
 def check_recipe(recipe: FederatedRecipe) -> None:
@@ -100,7 +100,9 @@ def add_test_metrics(bundle: Bundle, test: SiteCounts | None) -> None:
 
 def format_round(row: HistoryRow, rounds: int) -> str:
     """A row of the history as a line of text."""
-    parts = [f"round {row['round']}/{rounds}", f"loss {row['loss']:.4f}", f"{row['sites']} sites"]
+    parts = [f"round {row['round']}/{rounds}", *([row["phase"]] if row.get("phase") else [])]
+    parts += [f"loss {row['loss']:.4f}"] if row["loss"] or not row.get("phase") else []  # word vectors have no loss
+    parts += [f"{row['sites']} sites"]
     parts += [f"{row['refused']} refused"] if row["refused"] else []
     parts += [f"micro F1 {row['micro_f1']:.4f}"] if row["micro_f1"] is not None else []
     parts += [f"site epsilon {row['epsilon']:.2f}"] if row["epsilon"] is not None else []
@@ -129,7 +131,8 @@ def _plot(history: list[HistoryRow], path: Path) -> None:
     FigureCanvasAgg(figure)
     figure.subplots_adjust(left=0.1, right=0.9, bottom=0.13, top=0.96)
     left = figure.subplots()
-    left.plot([row["round"] for row in history], [row["loss"] for row in history], color="tab:blue")
+    trained = [row for row in history if not row.get("phase")]
+    left.plot([row["round"] for row in trained], [row["loss"] for row in trained], color="tab:blue")
     left.set(xlabel="round", ylabel="training loss, mean per note", ylim=(0, None))
     right = left.twinx()
     measured = [row for row in history if row["micro_f1"] is not None]

@@ -18,7 +18,7 @@ from flwr.serverapp.exception import AggregationError
 from nosology.core import DataError, FederationError
 from nosology.corpora.corpus import Corpus
 from nosology.evaluation.decision import Decision
-from nosology.federated.federation_settings import FederatedLexiconRecipe, FederatedLinearRecipe, FederatedRecipe
+from nosology.federated.federation_settings import FederatedRecipe
 from nosology.federated.privacy.masking import from_fixed_point
 from nosology.federated.privacy.secure_aggregation import SecureSession
 from nosology.federated.privacy.secure_round import MASK, SecureRounds, request_digest
@@ -73,19 +73,9 @@ class StatisticsFederation(FlowerFederation):
     """A federation whose rounds are the stages of a `StatisticsLearner`."""
 
     def __init__(self, grid: SiteGrid, recipe: FederatedRecipe, report: Report = lambda line: None):
-        self.check(recipe)
-        assert isinstance(recipe, FederatedLinearRecipe | FederatedLexiconRecipe)
-        self.learner: StatisticsLearner = self._learner(recipe)
-        self.stages = self.learner.stages()
         super().__init__(grid, recipe, report)
-
-    @staticmethod
-    def _learner(recipe: FederatedRecipe) -> StatisticsLearner:
-        from nosology.federated.rounds.learner import learner_of
-
-        learner = learner_of(recipe)
-        assert isinstance(learner, StatisticsLearner)
-        return learner
+        assert isinstance(self.learner, StatisticsLearner)
+        self.statistics, self.stages = self.learner, self.learner.stages()
 
     def prepare(self) -> int:
         """The number of sites; makes the sums secure if the recipe says so."""
@@ -117,7 +107,7 @@ class StatisticsFederation(FlowerFederation):
         )
 
     def _run_stage(self, stage: str, number: int, state: Arrays, needed: int) -> Arrays:
-        learner, setup = self.learner, self.setup
+        learner, setup = self.statistics, self.setup
         content = messages.make_content(
             learner.request(stage, state),
             recipe=self.recipe.model_dump(mode="json"),
@@ -142,7 +132,7 @@ class StatisticsFederation(FlowerFederation):
     def _false_sum(self, stage: str, state: Arrays, total: np.ndarray, sites: Sequence[str]) -> str:
         """Why the notes that sites have reported cannot have this sum; empty if they can."""
         notes = sum(self.participants.metadata[site].notes for site in sites)
-        return self.learner.false_sum(stage, state, total, notes, len(sites))
+        return self.statistics.false_sum(stage, state, total, notes, len(sites))
 
     def _replies(self, sites: Sequence[str], content: RecordDict) -> dict[str, Arrays]:
         """The arrays of the sites, by name; `refused` of the strategy has the others."""
@@ -183,7 +173,7 @@ class StatisticsFederation(FlowerFederation):
         """What the sites have sent and is valid, by name."""
         valid: dict[str, Any] = {}
         for site, arrays in self._replies(sorted(self.participants.online().values()), content).items():
-            read = self.learner.read_collected(stage, arrays, state)
+            read = self.statistics.read_collected(stage, arrays, state)
             if isinstance(read, str):
                 self.strategy.refused[site] = read
             else:

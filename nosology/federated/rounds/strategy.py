@@ -67,7 +67,7 @@ def flower_strategy(settings: FederationSettings) -> FedAvg:
 class ValidatingStrategy:
     """One of Flower's strategies, with validation of replies.
 
-    The caller sets `notes` (reported number of notes by site) and `rows` (weights with one row per label).
+    The caller sets `notes` (reported number of notes by site) and, with `start`, the weights with one row per label.
     `configure_train` sets `sites` (names by node id), `validate` sets `accepted` and `refused`.
     """
 
@@ -90,6 +90,10 @@ class ValidatingStrategy:
         if self.settings.strategy == "trimmed_mean" and self.settings.trim:
             return next(n for n in range(1, 10**6) if trimmed_sites(self.settings, n))  # with fewer nothing is trimmed
         return 3 if self.settings.norm_multiple else 1  # the median norm of two is not that of an honest site
+
+    def start(self, rows: LabelRows) -> None:
+        """Starts with other weights, of which `rows` have one row per label; the server's optimizer has no state."""
+        self.rows, self.inner = rows, flower_strategy(self.settings)
 
     def sample_sites(self, purpose: str, number: int, fraction: float, online: Iterable[str]) -> list[str]:
         """The sorted sites of a round: a fraction of those online, at least one, sampled by seed and round."""

@@ -19,6 +19,7 @@ from nosology.core.label_space import LabelSpace, label_versions
 from nosology.corpora.word_cache import Cleaning, word_cache
 from nosology.encoders.cached_words import EncodedWords
 from nosology.encoders.tokenizers import PAD, UNKNOWN, Vocabulary, WordTokenizer
+from nosology.encoders.word_vectors import train_matrices
 from nosology.federated.federation_settings import FederatedDualLaatRecipe, FederatedWordRecipe
 from nosology.federated.privacy.dp_sgd import secure_generator
 from nosology.federated.rounds.federated_site import (
@@ -39,6 +40,7 @@ from nosology.models.dual_laat.dual_laat_trainer import build_dual_laat
 from nosology.models.laat.laat_trainer import build_laat
 from nosology.models.neural import NeuralModel, default_device
 from nosology.models.neural_trainer import LabelBatches, Targets, TokenizedNotes
+from nosology.training.batch_plan import derive_seed
 from nosology.training.calibration import EXCLUDED_LOGIT, PlattScaling
 from nosology.training.epoch_range import train_epoch_range
 from nosology.training.examples import Examples, codes_in_systems
@@ -46,6 +48,7 @@ from nosology.training.recipe_settings import LabelSettings
 from nosology.training.trainer import make_adamw, make_batch_plan
 
 WORD_PREPROCESSING = "lower-case words of the text as given"
+VECTORS, CONTEXTS = "word2vec.vectors", "word2vec.contexts"  # weights of the rounds of word2vec
 _LABEL_ROWS = ("learned.queries", "learned.weights", "learned.bias")  # of CAML and LAAT; DualLAAT reads descriptions
 
 
@@ -55,6 +58,13 @@ class SharedWords:
 
     words: tuple[str, ...]
     notes: int  # of all sites: decides the sizes of the net
+    vector_epochs: int = 0  # of word2vec in a round
+    vectors: np.ndarray | None = None  # of words, after the rounds of word2vec; the server has them
+
+
+def vector_rounds(recipe: FederatedWordRecipe) -> int:
+    """The number of rounds of word2vec before those of the net."""
+    return recipe.federation.vector_rounds if recipe.vectors.epochs != 0 else 0
 
 
 def word_label_rows(recipe: FederatedWordRecipe, labels: LabelSpace) -> LabelRows:
@@ -103,7 +113,7 @@ class WordSite:
     device: torch.device = field(default_factory=default_device)
 
     labels: LabelSpace | None = None
-    inputs: SharedWords | None = None
+    inputs: Any = None  # the shared words, see `configure`
     label_mask: np.ndarray = field(default_factory=lambda: np.zeros(0, bool))
 
     @property
@@ -161,22 +171,35 @@ class WordSite:
 
     def _model(self, recipe: FederatedWordRecipe, weights: Arrays) -> tuple[NeuralModel, Targets]:
         """The model with these weights on the device, and its targets: only labels that the site uses compete."""
+        model, targets = self._untrained(recipe)
+        load_weights(model, weights)
+        return model.to(self.device), targets
+
+    def _untrained(self, recipe: FederatedWordRecipe) -> tuple[NeuralModel, Targets]:
+        """The model, with the weights that it had last, and its targets."""
         if self.labels is None or self.inputs is None:
             raise DataError(f"site {self.name} has no labels and no words yet")
         hidden = recipe.federation.min_site_notes if recipe.federation.rare_words == "unknown" else 1
-        key = (recipe.model, recipe.vectors, recipe.training.precision, hidden)
+        key = (self._model_settings(recipe), recipe.training.precision, hidden)
         if self._built is None or self._built[0] != key:
-            model, targets = build_word_model(
-                recipe, self.labels, self.inputs, None, np.zeros(len(self.labels), np.int64)
-            )
+            model, targets = self._new_model(recipe, self.labels)
             used = np.unique(targets.of_label[self.label_mask])
             pools = {version: np.intersect1d(pool, used) for version, pool in targets.pools.items()}
             self._built, self._tokenized = (key, model, replace(targets, pools=pools)), {}
             if hidden > 1:
                 self._tokenized["train"] = self._hide_rare_words(self._notes("train", model), model, hidden)
         _, model, targets = self._built
-        load_weights(model, weights)
-        return model.to(self.device), targets
+        return model, targets
+
+    @staticmethod
+    def _model_settings(recipe: Any) -> Any:
+        """The parts of a recipe that decide the shape of the model."""
+        return recipe.model, recipe.vectors
+
+    def _new_model(self, recipe: Any, labels: LabelSpace) -> tuple[NeuralModel, Targets]:
+        """A model without learned weights, and what it is trained to predict."""
+        assert self.inputs is not None
+        return build_word_model(recipe, labels, self.inputs, None, np.zeros(len(labels), np.int64))
 
     def _notes(self, split: str, model: NeuralModel) -> TokenizedNotes:
         """The tokenized notes of a split, with the codes that the site uses."""
@@ -202,16 +225,17 @@ class WordSite:
         round_number: int,
         optimizer_state: Arrays | None = None,
     ) -> SiteUpdate:
-        """The update of one round of local training. Rounds are counted from 1."""
+        """The update of one round of local training. Rounds are counted from 1; those of word2vec are the first."""
+        before = vector_rounds(recipe)
+        if round_number <= before:
+            return self._train_vectors(weights, recipe, round_number)
         model, targets = self._model(recipe, weights)
-        if not self.label_mask.any():
-            raise DataError("it uses none of the codes of the federation")
         net, settings, federation = model.net, loop_settings(recipe), recipe.federation
-        batches = LabelBatches.of(self._notes("train", model), targets, label_versions(model.labels)[self.label_mask])
+        batches = self._batches(model, targets)
         plan = make_batch_plan(batches.lengths, batches.groups, settings, recipe.seed, self.device)
         optimizer = make_adamw([list(net.parameters())], settings)
         load_optimizer_state(net, optimizer, optimizer_state)
-        epochs, penalty = round_epochs(federation, round_number), proximal_term(net, federation)
+        epochs, penalty = round_epochs(federation, round_number - before), proximal_term(net, federation)
         step = (batches.make_batch, batches.prepare_step)
         loss = train_epoch_range(net, plan, *step, settings, epochs, optimizer, penalty)
         model.weights_changed()
@@ -219,6 +243,27 @@ class WordSite:
         trained = net_weights(net)
         restore_unused_labels(trained, weights, word_label_rows(recipe, model.labels), self.label_mask)
         return SiteUpdate(self.name, trained, self.sizes["train"], loss, self.label_mask, state)
+
+    def _batches(self, model: NeuralModel, targets: Targets) -> LabelBatches:
+        """The batches of the train notes."""
+        if not self.label_mask.any():
+            raise DataError("it uses none of the codes of the federation")
+        return LabelBatches.of(self._notes("train", model), targets, label_versions(model.labels)[self.label_mask])
+
+    def _train_vectors(self, weights: Arrays, recipe: FederatedWordRecipe, round_number: int) -> SiteUpdate:
+        """The update of a round of word2vec; it has no loss."""
+        notes, rounds = self._notes("train", self._untrained(recipe)[0]), vector_rounds(recipe)
+        assert self.inputs is not None and isinstance(notes.reads, EncodedWords)
+        matrices = train_matrices(
+            notes.reads,
+            (weights[VECTORS], weights[CONTEXTS]),
+            epochs=self.inputs.vector_epochs,
+            done=(round_number - 1) / rounds,
+            end=round_number / rounds,
+            seed=derive_seed("word2vec", recipe.seed, round_number) % 2**32,
+        )
+        arrays = dict(zip((VECTORS, CONTEXTS), matrices))
+        return SiteUpdate(self.name, arrays, self.sizes["train"], 0.0, self.label_mask)
 
     def evaluate(
         self,

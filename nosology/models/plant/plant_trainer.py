@@ -7,7 +7,7 @@ that was stopped, or another run with the same first stages, resumes from there.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -108,20 +108,13 @@ class PlantPipeline:
 
     def language(self, backward: bool) -> AwdLstm:
         """The encoder of a language model that was trained on the train notes."""
-        recipe, name = self.recipe, direction_name(backward)
-        settings, model = recipe.language, recipe.model
-        torch.manual_seed(recipe.seed)
-        drop = DropoutRates(**settings.drop.model_dump())
-        encoder = AwdLstm(len(self.tokenizer.vocabulary), model.size, model.hidden, model.layers, drop)
+        recipe, name, settings = self.recipe, direction_name(backward), self.recipe.language
+        encoder = new_language_encoder(recipe, len(self.tokenizer.vocabulary))
 
         def compute(fingerprint: str) -> dict[str, Tensor]:
             if weights := _published_weights(settings, backward):
                 load_language_model(encoder, self.tokenizer.vocabulary, Path(weights), Path(settings.words))
-            reads = cast("EncodedWords", self.notes.reads)
-            texts = reads[np.flatnonzero([len(read) for read in reads])]
-            plan = StreamPlan.of(texts, settings.training.batch, settings.window, recipe.seed)
-            streams = TextStreams(texts, plan, backward)
-            net = LanguageModel(encoder, plan.streams, settings.ar, settings.tar)
+            net, plan, streams = language_streams(recipe, encoder, self.notes, backward)
             fit(
                 TrainingRun(
                     net,
@@ -162,32 +155,18 @@ class PlantPipeline:
         settings = self.recipe.relevance
 
         def compute(fingerprint: str) -> dict[str, Tensor]:
-            presence, gold = self._presence(), self.notes.gold
+            presence, gold = word_presence(self.notes, len(self.tokenizer.vocabulary)), self.notes.gold
             relevance = Relevance.of(presence, gold, settings.kind, settings.top, positive=settings.positive)
             return {name: torch.from_numpy(array) for name, array in relevance.arrays().items()}
 
         tensors = self.stages.get_or_compute("relevance", self._relevance_inputs(), compute)
         return Relevance.from_arrays({name: value.numpy() for name, value in tensors.items()})
 
-    def _presence(self) -> sparse.csr_matrix:
-        """The words of each note: 0/1 (B, V), without padding and unknown words."""
-        rows = [np.unique(read.ids[read.ids >= SPECIALS]) for read in self.notes.reads]
-        bounds = np.cumsum([0, *map(len, rows)])
-        columns = np.concatenate(rows) if rows else np.empty(0, np.int32)
-        shape = (len(rows), len(self.tokenizer.vocabulary))
-        return sparse.csr_matrix((np.ones(len(columns), np.int8), columns, bounds), shape=shape)
-
     def net(self, backward: bool) -> PlantNet:
         """The net of a direction with a trained encoder and ranker, and an untrained classifier."""
-        recipe, relevance, words = self.recipe, self.relevance(), len(self.tokenizer.vocabulary)
-        encoder = self.language(backward)
-        torch.manual_seed(recipe.seed + 1)
-        net = PlantNet(recipe.model, recipe.ranker, words, len(self.labels), relevance, backward)
-        net.encoder.load_state_dict(encoder.state_dict())
-        if recipe.model.output_bias == "prior":
-            rates = np.asarray(self.notes.gold.mean(0)).ravel()
-            prior = np.log(np.maximum(rates, 1e-6) / np.maximum(1 - rates, 1e-6))
-            net.bias.data.copy_(torch.from_numpy(prior).float())
+        relevance, encoder = self.relevance(), self.language(backward).state_dict()
+        rates = np.asarray(self.notes.gold.mean(0)).ravel()
+        net = new_classifier(self.recipe, len(self.tokenizer.vocabulary), relevance, rates, encoder, backward)
         self._train_ranker(net, relevance)
         return net
 
@@ -200,16 +179,12 @@ class PlantPipeline:
         recipe, ranker, name = self.recipe, net.ranker, f"ranker_{direction_name(net.backward_reading)}"
         if ranker is None:
             return 0.0
-        vectors = net.encoder.encoder.weight.detach()
-        with torch.no_grad():
-            ranker.labels.copy_(self._description_vectors(vectors))
 
         def compute(fingerprint: str) -> dict[str, Tensor]:
-            folder, seed = self.stages.folder / name, recipe.seed
-            ndcg = train_ranker(
-                ranker, vectors, relevance, recipe.ranker, folder=folder, fingerprint=fingerprint, seed=seed
-            )
-            return {key: v.detach().cpu() for key, v in ranker.state_dict().items()} | {"ndcg": torch.tensor([ndcg])}
+            folder = self.stages.folder / name
+            ndcg = fit_ranker(net, relevance, self.labels, self.tokenizer, recipe, folder, fingerprint)
+            state = net.ranker.state_dict() if net.ranker else {}
+            return {key: v.detach().cpu() for key, v in state.items()} | {"ndcg": torch.tensor([ndcg])}
 
         inputs = [
             *self._language_inputs(net.backward_reading),
@@ -221,14 +196,77 @@ class PlantPipeline:
         ranker.load_state_dict(tensors)
         return ndcg
 
-    def _description_vectors(self, vectors: Tensor) -> Tensor:
-        """The initial vectors (L, E) of labels: the mean of the word vectors of each description."""
-        rows = []
-        for code in self.labels.codes:
-            ids = self.tokenizer.description_ids(label_description(code))
-            ids = torch.from_numpy(ids[ids >= SPECIALS].astype(np.int64))
-            rows.append(vectors[ids].mean(0) if len(ids) else torch.zeros(vectors.shape[1]))
-        return torch.stack(rows)
+
+def new_language_encoder(recipe: PlantRecipe, words: int) -> AwdLstm:
+    """The untrained encoder of a language model."""
+    torch.manual_seed(recipe.seed)
+    model, drop = recipe.model, DropoutRates(**recipe.language.drop.model_dump())
+    return AwdLstm(words, model.size, model.hidden, model.layers, drop)
+
+
+def language_streams(
+    recipe: PlantRecipe, encoder: AwdLstm, notes: TokenizedNotes, backward: bool
+) -> tuple[LanguageModel, StreamPlan, TextStreams]:
+    """The language model of an encoder, and the text streams of notes that it is trained on."""
+    settings, reads = recipe.language, cast("EncodedWords", notes.reads)
+    texts = reads[np.flatnonzero([len(read) for read in reads])]
+    plan = StreamPlan.of(texts, settings.training.batch, settings.window, recipe.seed)
+    net = LanguageModel(encoder, plan.streams, settings.ar, settings.tar)
+    return net, plan, TextStreams(texts, plan, backward)
+
+
+def word_presence(notes: TokenizedNotes, words: int) -> sparse.csr_matrix:
+    """The words of each note: 0/1 (B, V), without padding and unknown words."""
+    rows = [np.unique(read.ids[read.ids >= SPECIALS]) for read in notes.reads]
+    bounds = np.cumsum([0, *map(len, rows)])
+    columns = np.concatenate(rows) if rows else np.empty(0, np.int32)
+    return sparse.csr_matrix((np.ones(len(columns), np.int8), columns, bounds), shape=(len(rows), words))
+
+
+def new_classifier(
+    recipe: PlantRecipe,
+    words: int,
+    relevance: Relevance,
+    rates: np.ndarray,
+    encoder: Mapping[str, Tensor],
+    backward: bool,
+) -> PlantNet:
+    """The untrained net of a direction with a trained encoder. rates: (L,) share of the train notes with each code."""
+    torch.manual_seed(recipe.seed + 1)
+    net = PlantNet(recipe.model, recipe.ranker, words, len(rates), relevance, backward)
+    net.encoder.load_state_dict(encoder)
+    if recipe.model.output_bias == "prior":
+        prior = np.log(np.maximum(rates, 1e-6) / np.maximum(1 - rates, 1e-6))
+        net.bias.data.copy_(torch.from_numpy(prior).float())
+    return net
+
+
+def fit_ranker(
+    net: PlantNet,
+    relevance: Relevance,
+    labels: LabelSpace,
+    tokenizer: WordTokenizer,
+    recipe: PlantRecipe,
+    folder: Path,
+    fingerprint: str,
+) -> float:
+    """The nDCG@k of the ranker of a net after its training. It starts with the descriptions of the labels."""
+    ranker, vectors = net.ranker, net.encoder.encoder.weight.detach()
+    assert ranker is not None
+    with torch.no_grad():
+        ranker.labels.copy_(_description_vectors(labels, tokenizer, vectors))
+    seed = recipe.seed
+    return train_ranker(ranker, vectors, relevance, recipe.ranker, folder=folder, fingerprint=fingerprint, seed=seed)
+
+
+def _description_vectors(labels: LabelSpace, tokenizer: WordTokenizer, vectors: Tensor) -> Tensor:
+    """The initial vectors (L, E) of labels: the mean of the word vectors of each description."""
+    rows = []
+    for code in labels.codes:
+        ids = tokenizer.description_ids(label_description(code))
+        ids = torch.from_numpy(ids[ids >= SPECIALS].astype(np.int64))
+        rows.append(vectors[ids].mean(0) if len(ids) else torch.zeros(vectors.shape[1]))
+    return torch.stack(rows)
 
 
 def _stages(recipe: PlantRecipe, examples: Examples, folder: Path) -> StageCache:

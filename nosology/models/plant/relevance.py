@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -45,20 +46,40 @@ class Relevance:
         """
         if words.shape[0] != codes.shape[0]:
             raise ValueError(f"words and codes must be of the same notes; got {words.shape[0]} and {codes.shape[0]}")
-        n, size = words.shape
-        of_code = codes.T.tocsr()
         word_notes, code_notes = (np.diff(matrix.tocsc().indptr).astype(np.float64) for matrix in (words, codes))
+        of_code, present = codes.T.tocsr(), words.astype(np.int32)
+
+        def together(part: slice) -> np.ndarray:
+            return (of_code[part].astype(np.int32) @ present).toarray()
+
+        return Relevance.of_counts(words.shape[0], word_notes, code_notes, together, kind, top, positive=positive)
+
+    @staticmethod
+    def of_counts(
+        n: int,
+        word_notes: np.ndarray,
+        code_notes: np.ndarray,
+        together: Callable[[slice], np.ndarray],
+        kind: Kind = "normalised",
+        top: int = 1000,
+        *,
+        positive: bool = True,
+    ) -> Relevance:
+        """As `of`, from numbers of notes: all, with each word (V,), with each code (L,), and with both.
+
+        together: gives the last ones for a part of the codes (codes, V).
+        """
+        size = len(word_notes)
         dtype = np.uint16 if size <= 1 << 16 else np.uint32
         ids, scores = [np.empty(0, dtype)], [np.empty(0, np.float32)]
         bounds = [0]
         step = max(1, _CELLS // max(1, size))
-        present = words.astype(np.int32)
-        for first in progress(range(0, codes.shape[1], step), "mutual information", unit=f"parts of {step} codes"):
-            joint = (of_code[first : first + step].astype(np.int32) @ present).toarray()
-            for together, with_code in zip(joint, code_notes[first : first + step]):
-                is_positive = together * float(n) > with_code * word_notes  # int32 would overflow
+        for first in progress(range(0, len(code_notes), step), "mutual information", unit=f"parts of {step} codes"):
+            part = slice(first, first + step)
+            for both, with_code in zip(together(part), code_notes[part]):
+                is_positive = both * float(n) > with_code * word_notes  # int32 would overflow
                 candidates = np.flatnonzero(is_positive if positive else word_notes)
-                value = _information(together[candidates], word_notes[candidates], with_code, n, kind)
+                value = _information(both[candidates], word_notes[candidates], with_code, n, kind)
                 best = np.argsort(-value, kind="stable")[:top]
                 best = best[value[best] > 0]
                 ids.append(candidates[best].astype(dtype))

@@ -135,6 +135,7 @@ def check_word_net_has_the_weights_of_a_simulation(federation, folder):
     """
     out, names = federation.folder / "run" / "words", [*NOTES, ODD]
     numbers = {"rounds": 1, "min_site_notes": 2, "min_notes": 2, "quorum": 4, "min_sites": 4, "timeout": TIMEOUT}
+    numbers |= {"vector_rounds": 1}
     settings = [f"federation.{name}={value}" for name, value in numbers.items()]
     settings += ["federation.personal=['head']", "federation.optimizer_state=reset"]
     recipe = load_recipe("dual_laat", [*settings, "vectors.size=180", "model.width=6", "training.precision=fp32"])

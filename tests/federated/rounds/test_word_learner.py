@@ -32,7 +32,15 @@ SECRET = "quillonwick"  # a word of too few patients
 
 
 def recipe(kind: str, *changes: str):
-    defaults = {"rounds": 2, "min_sites": 1, "quorum": 1, "min_site_notes": 2, "min_notes": 1, "max_retries": 0}
+    defaults = {
+        "rounds": 2,
+        "vector_rounds": 0,
+        "min_sites": 1,
+        "quorum": 1,
+        "min_site_notes": 2,
+        "min_notes": 1,
+        "max_retries": 0,
+    }
     settings = [f"federation.{name}={value}" for name, value in defaults.items()]
     return load_recipe(kind, [*settings, "vectors.size=8", "training.precision=fp32", *SIZES[kind], *changes])
 
@@ -265,7 +273,6 @@ def test_bf16_updates_halve_what_sites_send(corpus, tmp_path):
         ("caml", "vectors.corpora=['x']", "vectors.corpora must be"),
         ("caml", "federation.privacy.record_noise=1.0", "record_noise must be 0.0 for a federated caml; got 1.0"),
         ("caml", "federation.vocabulary=none.txt", "must be a file on the server; got 'none.txt'"),
-        ("caml", "vectors.epochs=5", "vectors.epochs must be 0 or not set in a federation"),
         ("caml", "training.precision=fp64", 'must not be "fp64"'),
         ("dual_laat", "two_stage.candidates=5", "two_stage.candidates must be 0"),
         ("laat", "labels.top_k=5", "labels.top_k must not be set"),

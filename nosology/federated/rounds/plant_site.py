@@ -1,0 +1,201 @@
+"""A hospital that trains PLANT: language model, numbers of notes with words and codes, then the net.
+
+Notes are read as by `WordSite`. The ranker is trained by the server: it needs no notes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from scipy import sparse
+from torch import nn
+
+from nosology.core.label_space import LabelSpace
+from nosology.encoders.tokenizers import Vocabulary, WordTokenizer
+from nosology.federated.federation_settings import FederatedPlantRecipe
+from nosology.federated.rounds.federated_site import (
+    SiteUpdate,
+    kept_optimizer_state,
+    load_optimizer_state,
+    loop_settings,
+    proximal_term,
+    restore_unused_labels,
+    round_epochs,
+)
+from nosology.federated.rounds.federation_setup import Arrays
+from nosology.federated.rounds.learner import LabelRows
+from nosology.federated.rounds.personal_layers import mark, marked
+from nosology.federated.rounds.word_site import WordSite, net_weights
+from nosology.models.neural import NeuralModel
+from nosology.models.neural_trainer import Targets, TokenizedNotes
+from nosology.models.plant.plant_model import Plant, direction_name, directions
+from nosology.models.plant.plant_trainer import (
+    language_streams,
+    new_language_encoder,
+    parameter_groups,
+    word_presence,
+)
+from nosology.models.plant.relevance import Relevance
+from nosology.training.epoch_range import train_epoch_range
+from nosology.training.recipe_settings import TrainerSettings
+from nosology.training.trainer import make_adamw, make_batch_plan
+
+WORD_SHARE, CODE_SHARE, BOTH_SHARE = "relevance.words", "relevance.codes", "relevance.both"  # of the notes of a site
+RELEVANCE = "relevance/"  # before the names of the arrays of a `Relevance`
+_ROWS = ("queries", "weights", "bias", "ranker.labels")  # of a direction, with one row per label
+
+
+@dataclass(frozen=True, eq=False)
+class SharedPlant:
+    """What all sites use to read notes, and what was learned before the net. Sites have the relevance of words only."""
+
+    words: tuple[str, ...]
+    notes: int  # of all sites
+    learned: Mapping[str, np.ndarray]
+
+    @property
+    def relevance(self) -> Relevance:
+        """The relevance of words for codes."""
+        return Relevance.from_arrays(marked(dict(self.learned), RELEVANCE))
+
+
+def plant_tokenizer(recipe: FederatedPlantRecipe, words: tuple[str, ...]) -> WordTokenizer:
+    """The tokenizer of a vocabulary."""
+    return WordTokenizer(Vocabulary(words), recipe.model.max_words, alphabetic=recipe.words.alphabetic)
+
+
+def plant_label_rows(recipe: FederatedPlantRecipe, labels: LabelSpace) -> LabelRows:
+    """The weights of the net that have one row per label."""
+    parts = [name for name in _ROWS if recipe.model.planted or name != "ranker.labels"]
+    numbers = range(len(directions(recipe.model)))
+    return LabelRows(tuple(f"nets.{number}.{name}" for number in numbers for name in parts), len(labels))
+
+
+def language_schedule(recipe: FederatedPlantRecipe) -> tuple[TrainerSettings, int]:
+    """The training settings of the language model over all its rounds, and the epochs of a round."""
+    rounds, settings = recipe.federation.language_rounds, recipe.language.training
+    epochs = -(-settings.epochs // rounds)
+    return settings.model_copy(update={"epochs": epochs * rounds}), epochs
+
+
+class PlantSite(WordSite):
+    """The notes of a hospital. Its rounds are those of the language model, one of relevance, and those of the net."""
+
+    inputs: SharedPlant | None
+
+    @staticmethod
+    def _model_settings(recipe: Any) -> Any:
+        return recipe.model, recipe.ranker, recipe.words
+
+    def _new_model(self, recipe: Any, labels: LabelSpace) -> tuple[NeuralModel, Targets]:
+        assert self.inputs is not None
+        tokenizer = plant_tokenizer(recipe, self.inputs.words)
+        relevance = self.inputs.relevance if self.inputs.learned else Relevance.empty()
+        with torch.random.fork_rng(devices=[]):
+            counts = np.zeros(len(labels), np.int64)
+            model = Plant.of(labels, counts, tokenizer, recipe.model, recipe.ranker, relevance)
+        model.precision = recipe.training.precision
+        return model, Targets.of(labels)
+
+    def _model(self, recipe: Any, weights: Arrays) -> tuple[Any, Targets]:
+        model, targets = self._untrained(recipe)
+        model.net.load_state_dict({name: torch.from_numpy(np.array(array)) for name, array in weights.items()})
+        model.weights_changed()
+        return model.to(self.device), targets
+
+    def train(
+        self, weights: Arrays, recipe: Any, round_number: int, optimizer_state: Arrays | None = None
+    ) -> SiteUpdate:
+        """The update of one round. Rounds are counted from 1 over all phases."""
+        state, rounds = optimizer_state or {}, recipe.federation.language_rounds
+        if round_number <= rounds:
+            return self._train_language(weights, recipe, round_number, state)
+        if round_number == rounds + 1:
+            return self._count(recipe)
+        return self._train_net(weights, recipe, round_number - rounds - 1, state)
+
+    def _train_language(self, weights: Arrays, recipe: Any, round_number: int, state: Arrays) -> SiteUpdate:
+        """The update of a round of the language model, of all directions."""
+        notes = self._notes("train", model := self._untrained(recipe)[0])
+        settings, epochs = language_schedule(recipe)
+        trained, kept, losses = Arrays(), Arrays(), []
+        for backward in directions(recipe.model):
+            prefix = direction_name(backward) + "."
+            encoder = new_language_encoder(recipe, len(model.tokenizer.vocabulary))
+            net, plan, streams = language_streams(recipe, encoder, notes, backward)
+            parameters = dict(net.named_parameters())
+            with torch.no_grad():
+                for name, array in marked(weights, prefix).items():
+                    parameters[name].copy_(torch.from_numpy(np.array(array)))
+            net.to(self.device)
+            optimizer = make_adamw([list(net.parameters())], settings)
+            load_optimizer_state(net, optimizer, marked(state, prefix) or None)
+            part = range((round_number - 1) * epochs, round_number * epochs)
+            penalty = proximal_term(net, recipe.federation)
+            batch = lambda rows, _, streams=streams: streams.batch(rows)  # noqa: E731
+            losses.append(train_epoch_range(net, plan, batch, None, settings, part, optimizer, penalty))
+            trained |= mark(parameter_arrays(net), prefix)
+            kept |= mark(kept_optimizer_state(net, optimizer, recipe.federation), prefix)
+        return SiteUpdate(self.name, trained, self.sizes["train"], float(np.mean(losses)), self.label_mask, kept)
+
+    def _count(self, recipe: Any) -> SiteUpdate:
+        """Shares of the train notes with each word, code, and both: their mean over sites is that of all notes.
+
+        Unless sums are secure, numbers of fewer than `min_site_notes` patients are 0.
+        """
+        notes = self._notes("train", model := self._untrained(recipe)[0])
+        federation, presence = recipe.federation, word_presence(notes, len(model.tokenizer.vocabulary))
+        both = (notes.gold.T.astype(np.int32) @ presence.astype(np.int32)).toarray()
+        if not federation.privacy.secure:
+            both[self._patients_with_both(notes, presence) < federation.min_site_notes] = 0
+        counts = {WORD_SHARE: presence.sum(0), CODE_SHARE: notes.gold.sum(0), BOTH_SHARE: both}
+        size = self.sizes["train"]
+        shares = {name: (np.asarray(count, float) / size).astype(np.float32) for name, count in counts.items()}
+        shares = {name: share if name == BOTH_SHARE else share.ravel() for name, share in shares.items()}
+        return SiteUpdate(self.name, shares, size, 0.0, self.label_mask)
+
+    def _patients_with_both(self, notes: TokenizedNotes, presence: sparse.csr_matrix) -> np.ndarray:
+        """The number of patients (L, V) with a note that has a code and a word."""
+        train = self.examples["train"]
+        owners = [
+            note.patient or note.id for corpus in train.corpora for note in corpus.notes(text=False) if train.keep(note)
+        ]
+        patients = np.unique(owners, return_inverse=True)[1]
+        result, of_code = np.zeros((notes.gold.shape[1], presence.shape[1]), np.int32), notes.gold.tocsc()
+        for label, (first, last) in enumerate(pairwise(of_code.indptr)):
+            rows = of_code.indices[first:last]
+            words = presence[rows].tocoo()
+            pairs = np.unique(np.stack([patients[rows[words.row]], words.col]), axis=1)
+            np.add.at(result[label], pairs[1], 1)
+        return result
+
+    def _train_net(self, weights: Arrays, recipe: Any, round_number: int, state: Arrays) -> SiteUpdate:
+        """The update of a round of the net, of all directions."""
+        model, targets = self._model(recipe, weights)
+        settings, federation, kept, losses = loop_settings(recipe), recipe.federation, Arrays(), []
+        batches = self._batches(model, targets)
+        plan = make_batch_plan(batches.lengths, batches.groups, settings, recipe.seed, self.device)
+        for number, net in enumerate(model.net.by_direction):
+            groups, prefix = parameter_groups(net, recipe.rates), f"net{number}."
+            optimizer = make_adamw([group.parameters for group in groups], settings)
+            load_optimizer_state(net, optimizer, marked(state, prefix) or None)
+            net.cache.clear()  # states of other weights
+            step = (batches.make_batch, batches.prepare_step)
+            epochs, penalty = round_epochs(federation, round_number), proximal_term(net, federation)
+            losses.append(train_epoch_range(net, plan, *step, settings, epochs, optimizer, penalty, groups))
+            net.cache.clear()
+            kept |= mark(kept_optimizer_state(net, optimizer, federation), prefix)
+        model.weights_changed()
+        trained = net_weights(model.net)
+        restore_unused_labels(trained, weights, plant_label_rows(recipe, model.labels), self.label_mask)
+        return SiteUpdate(self.name, trained, self.sizes["train"], float(np.mean(losses)), self.label_mask, kept)
+
+
+def parameter_arrays(net: nn.Module) -> Arrays:
+    """Copies of the parameters of a net by name, without its buffers."""
+    return {name: value.detach().cpu().numpy().copy() for name, value in net.named_parameters()}
