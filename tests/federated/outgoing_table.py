@@ -61,7 +61,11 @@ SMALL_NET = ["federation.vector_rounds=1", "vectors.size=4", "model.filters=4", 
 SMALL_COUNTS = ["statistics.buckets=4096", "statistics.min_patients=2", "statistics.min_sites=1"]
 SMALL_LEXICON = ["codes.release=2026", "codes.seventh=true", "learn.terms=false"]
 SMALL_LEXICON += ["learn.rounds=5", "learn.forest=4", "learn.min_leaf=5", "learn.folds=3"]
+SMALL_PLANT = ["federation.language_rounds=1", "model.size=4", "model.hidden=4", "model.layers=1", "words.min_notes=2"]
+SMALL_PLANT += ["ranker.epochs=1", "ranker.steps=5", "language.window=8", "training.precision=fp32"]
 WEIGHTS, VECTOR, STAGE = "weights", "vector", "query.stage"
+# beginnings of the names of weights in rounds before those of the net
+PRETRAINED = {"word2vec.": "word vectors", "relevance.": "shares", "forward.": "language model"}
 FIELDS = {  # every field of every message; a field that is not here makes `describe` fail
     ("query.metadata", "site"): "name of the site",
     ("query.metadata", "metadata.package"): "version of nosology",
@@ -81,6 +85,9 @@ FIELDS = {  # every field of every message; a field that is not here makes `desc
     ("query.statistics", "columns"): "numbers of reports by ICD version; of metadata columns counts, sums and values",
     ("query.statistics", ""): "nothing",
     ("query.prepare", ""): "nothing",
+    ("train", "word vectors"): "vectors of words and of their contexts after local word2vec",
+    ("train", "language model"): "weights of the language model after local training",
+    ("train", "shares"): "shares of the train notes with each word, each code, and both",
     ("train", WEIGHTS): "weights after local training, or their changes (bf16, top k, low rank)",
     ("train", "num-examples"): "number of train notes",
     ("train", "loss"): "mean training loss",
@@ -136,6 +143,8 @@ def fields_of(request: Message, reply: Message) -> Values:
         for name, array in record.items():
             kind, first = request.metadata.message_type, name.partition("/")[0]
             field = VECTOR if kind == STAGE else WEIGHTS if kind == "train" and {name, first} & set(weights) else name
+            if field == WEIGHTS:
+                field = next((what for start, what in PRETRAINED.items() if name.startswith(start)), field)
             found[field] = found.get(field, b"") + array.data
     for records in (reply.content.metric_records, reply.content.config_records):
         for record in records.values():
@@ -276,6 +285,7 @@ def tables(folder: Path) -> dict[str, str]:
     return {
         "heads": heads_table(folder),
         "words": render(words),
+        "plant": render(corpus_table("plant", REPORTS, SMALL_PLANT, folder / "plant", {})),
         "reports": render(corpus_table("hmhan", REPORTS, reports, folder / "reports", {})),
         "linear": render(corpus_table("linear", COUNTS, SMALL_COUNTS, folder / "linear", words["plain"])),
         "lexicon": render(corpus_table("lexicon", COUNTS, lexicon, folder / "lexicon", words["plain"])),

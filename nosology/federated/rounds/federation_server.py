@@ -214,12 +214,18 @@ class FlowerFederation(FederationLoop):
         metadata = dict(sorted(participants.metadata.items()))
         labels = shared_labels(metadata, self.settings)
         inputs = learner_of(self.recipe).share_inputs(list(reports.values()), labels, metadata)
-        setup = participants.setup = FederationSetup(self.recipe, labels, inputs, metadata, notes)
-        contents = dict.fromkeys(metadata, participants.setup_content(setup))
-        for site, reply in participants.request(messages.PREPARE, contents).items():
-            if reply.has_error():  # it gets the setup again when it trains
-                self.refused[site] = messages.error_reason(reply.error)
+        setup = FederationSetup(self.recipe, labels, inputs, metadata, notes)
+        self._send_setup(setup)
         return setup
+
+    def _send_setup(self, setup: FederationSetup) -> None:
+        """Sends labels and inputs to all sites. A site that is offline gets them when it trains."""
+        participants = self.participants
+        participants.setup = setup
+        contents = dict.fromkeys(participants.metadata, participants.setup_content(setup))
+        for site, reply in participants.request(messages.PREPARE, contents).items():
+            if reply.has_error():
+                self.refused[site] = messages.error_reason(reply.error)
 
     def _reports(self) -> dict[str, Any]:
         """The statistics of the sites, by site name; sites without valid statistics are excluded."""
@@ -260,9 +266,10 @@ class FlowerFederation(FederationLoop):
         return len(self.participants.metadata)
 
     def start_phase(self, setup: FederationSetup) -> None:
-        """As `FederationLoop.start_phase`; sites get a new setup with their next message."""
+        """As `FederationLoop.start_phase`; sends the setup to the sites if it has changed for them."""
+        if setup.hash != self.setup.hash:
+            self._send_setup(setup)
         super().start_phase(setup)
-        self.participants.setup = setup
         self.strategy.start(setup.label_rows)
 
     @property

@@ -53,6 +53,11 @@ class PlantLearner(VocabularyLearner[PlantSite, SharedPlant]):
     preprocessing, site_tables = WORD_PREPROCESSING, {"kind", "words", "model", "labels"}
     head = tuple(f"nets.{number}.{name}" for number in (0, 1) for name in ("queries", "weights", "bias"))
 
+    @property
+    def reports_words(self) -> bool:
+        """Whether sites report words, or in the clear the shares of their notes that have them."""
+        return super().reports_words or not self.recipe.federation.privacy.secure
+
     def check(self) -> None:
         """Raises ConfigError for settings that PLANT does not support in a federation."""
         recipe, federation, privacy = self.recipe, self.recipe.federation, self.recipe.federation.privacy

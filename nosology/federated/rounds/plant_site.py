@@ -146,17 +146,21 @@ class PlantSite(WordSite):
     def _count(self, recipe: Any) -> SiteUpdate:
         """Shares of the train notes with each word, code, and both: their mean over sites is that of all notes.
 
-        Unless sums are secure, numbers of fewer than `min_site_notes` patients are 0.
+        Unless sums are secure, numbers of fewer than `min_site_notes` patients (of codes: notes) are 0.
         """
         notes = self._notes("train", model := self._untrained(recipe)[0])
-        federation, presence = recipe.federation, word_presence(notes, len(model.tokenizer.vocabulary))
+        vocabulary, size = model.tokenizer.vocabulary, self.sizes["train"]
+        presence = word_presence(notes, len(vocabulary))
+        words, codes = (np.asarray(matrix.sum(0), np.int64).ravel() for matrix in (presence, notes.gold))
         both = (notes.gold.T.astype(np.int32) @ presence.astype(np.int32)).toarray()
-        if not federation.privacy.secure:
-            both[self._patients_with_both(notes, presence) < federation.min_site_notes] = 0
-        counts = {WORD_SHARE: presence.sum(0), CODE_SHARE: notes.gold.sum(0), BOTH_SHARE: both}
-        size = self.sizes["train"]
-        shares = {name: (np.asarray(count, float) / size).astype(np.float32) for name, count in counts.items()}
-        shares = {name: share if name == BOTH_SHARE else share.ravel() for name, share in shares.items()}
+        if not recipe.federation.privacy.secure:
+            minimum = recipe.federation.min_site_notes
+            frequent = np.zeros(len(vocabulary), bool)
+            frequent[vocabulary.ids(list(self.word_counts(minimum)))] = True
+            words[~frequent], codes[codes < minimum] = 0, 0
+            both[self._patients_with_both(notes, presence) < minimum] = 0
+        counts = {WORD_SHARE: words, CODE_SHARE: codes, BOTH_SHARE: both}
+        shares = {name: (count / size).astype(np.float32) for name, count in counts.items()}
         return SiteUpdate(self.name, shares, size, 0.0, self.label_mask)
 
     def _patients_with_both(self, notes: TokenizedNotes, presence: sparse.csr_matrix) -> np.ndarray:

@@ -119,7 +119,10 @@ def test_pairs_of_few_patients_are_sent_in_secure_sums_only(tmp_path, corpus):  
             f"federation.privacy.secure={str(secure).lower()}",
         ]
         setup, sites = setup_of(corpus, recipe(*changes, "federation.min_sites=3", "federation.quorum=3"))
-        share = sites[0].train({}, recipe(*changes), 3).arrays[BOTH_SHARE]
+        arrays = sites[0].train({}, recipe(*changes), 3).arrays
+        share = arrays[BOTH_SHARE]
+        assert arrays[WORD_SHARE][2 + setup.inputs.words.index(SECRET)].any() == secure
+        assert arrays[WORD_SHARE][2 + setup.inputs.words.index("clinic")] > 0
         assert share[:, 2 + setup.inputs.words.index(SECRET)].any() == secure
         assert share[:, 2 + setup.inputs.words.index("heart")].any()
 
