@@ -128,13 +128,28 @@ def test_ledger_has_no_text_and_is_private(tmp_path):
         assert hashes.isdisjoint(bytes(row[0]) for row in database.execute("SELECT note FROM members"))
 
 
-@pytest.mark.parametrize("content", [b"not a database, but long enough to be one" * 100, b"\0" * 4096])
+@pytest.mark.parametrize("content", [b"not a database, but long enough to be one" * 100, b"\0" * 4096, b""])
 def test_damaged_ledger_is_not_forgotten(folders, tmp_path, content):
     path = tmp_path / "a.budget"
     path.write_bytes(content)
     with pytest.raises(DataError, match=r"a\.budget cannot be read or written: restore it"):
         BudgetLedger(path).charge(NoteTexts([folders["half"]]), CHARGE, "1", 1)
     assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("table", ["ledger", "groups", "members", "charges"])
+def test_ledger_with_a_lost_page_is_not_used(folders, tmp_path, table):
+    path, texts = tmp_path / "a.budget", NoteTexts([folders["half"]])
+    BudgetLedger(path).charge(texts, CHARGE, "1", 1)
+    with sqlite3.connect(path) as database:
+        (root,) = database.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (table,)).fetchone()
+        (size,) = database.execute("PRAGMA page_size").fetchone()
+    content = bytearray(path.read_bytes())
+    content[(root - 1) * size : root * size] = bytes(size)
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"a\.budget cannot be read or written: restore it"):
+        BudgetLedger(path).charge(texts, CHARGE, "1", 2)
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_site_refuses_runs_that_exceed_its_policy(folders, tmp_path):
