@@ -98,6 +98,22 @@ def test_word_cache(corpus, data):
     restore(original)
 
 
+@settings(few, max_examples=10)
+@given(data=st.data())
+def test_words_of_a_word_cache(corpus, data):
+    cache = word_cache(Corpus.open(corpus.folder), "none")
+    original = contents(cache.folder)
+    (path,) = (
+        path for path, content in original.items() if content.decode(errors="replace").split("\n")[:-1] == cache.words
+    )
+    place = data.draw(st.integers(0, len(original[path]) - 1))
+    byte = data.draw(st.integers(0, 255))
+    path.write_bytes(original[path][:place] + bytes([byte]) + original[path][place + 1 :])
+    words = outcome(lambda: word_cache(Corpus.open(corpus.folder), "none").words)
+    assert words is None or words
+    restore(original)
+
+
 @pytest.fixture(scope="module")
 def bundle(small_bundle, tmp_path_factory):
     """A copy of the small bundle, which other tests share."""
