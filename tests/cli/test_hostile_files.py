@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -260,7 +261,10 @@ def test_an_interrupt_while_modules_are_imported(small_corpus, delay):
         "sys.argv = ['nosology', 'corpus', 'audit', sys.argv[1]]; program.main()"
     )
     command = [sys.executable, "-c", program, str(small_corpus.folder)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    # Ctrl-C may be ignored if the tests run in the background
+    hearing = partial(signal.signal, signal.SIGINT, signal.default_int_handler)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, preexec_fn=hearing, **pipes) as process:
         process.stdout.readline()
         time.sleep(delay)
         process.send_signal(signal.SIGINT)
