@@ -30,8 +30,10 @@ def init(
 ) -> None:
     """Set up a server: credentials, settings, and an invitation file for each site."""
     check_installed()
-    from nosology.federated.deploy.federation_folder import create_server_folder
+    from nosology.federated.deploy.federation_folder import SERVER, create_server_folder
 
+    if (out / SERVER).exists():
+        refuse_unused(("days",), "here: the server has a certificate; renew it with `nosology federate keys`")
     files = create_server_folder(out, host, port or 0, site, days=days)
     for name, file in files.items():
         typer.echo(f"{file}: send it to {name}")
@@ -154,7 +156,7 @@ def start_site(folder: Path, rehearsal: Path | None = None) -> None:
 @app.command()
 def rehearse(
     folder: Folder,
-    patients: Annotated[int, typer.Option(min=20, help="Simulated patients of a site.")] = 40,
+    patients: Annotated[int, typer.Option(min=20, max=100_000, help="Simulated patients of a site.")] = 40,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of the rehearsal; for the server.")] = 3,
     settings: Overrides = [],  # noqa: B006 (typer copies it)
 ) -> None:
@@ -194,6 +196,8 @@ def budget(
     from nosology.federated.deploy.federation_folder import SITE, SiteSettings, read_settings
     from nosology.federated.privacy.budget_ledger import BudgetLedger
 
+    if delta is not None and math.isnan(delta):
+        raise ConfigError("--delta must be a number below 1; got nan")
     limit, path = 0.0, folder
     if (folder / SITE).exists():
         settings = read_settings(SiteSettings, folder)

@@ -121,7 +121,9 @@ def test_confirmation_does_not_depend_on_the_line_in_the_settings(invited, tmp_p
     assert read_settings(SiteSettings, tmp_path / "anna").confirmed
 
 
-def test_server_folder_keeps_its_hosts(invited):
+def test_server_folder_keeps_its_hosts_and_its_certificate(invited):
+    refused = call("init", "--out", invited, "--days", "5")
+    assert isinstance(refused.exception, ConfigError) and "--days has no effect here" in str(refused.exception)
     refused = call("init", "--out", invited, "--host", "other.example.org")
     assert isinstance(refused.exception, ConfigError) and "10.1.2.3" in str(refused.exception)
 

@@ -126,17 +126,25 @@ def serve_site(
 
 
 def _wait_for_server(credentials: SiteCredentials, report: Report) -> int:
-    """The node of the site, once the server answers."""
-    reported = False
+    """The node of the site, once the server answers.
+
+    A server that has just started may not know the keys of its sites yet: after a wait, a site tries twice.
+    """
+    reported = is_new_server = False
     while True:
         try:
             return credentials.activate()
+        except FederationError:
+            if not is_new_server:
+                raise
+            is_new_server = False
+            time.sleep(RETRY_SECONDS)
         except httpx.TransportError as error:
             if "CERTIFICATE_VERIFY_FAILED" in str(error) and "expired" not in str(error):  # it may be renewed
                 raise FederationError(f"{credentials.server}: {connection_error(error)}") from error
             if not reported:
                 report(f"{credentials.name}: waiting for {credentials.server} ({connection_error(error)})")
-            reported = True
+            reported = is_new_server = True
             time.sleep(RETRY_SECONDS)
 
 

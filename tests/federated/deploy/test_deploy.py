@@ -10,7 +10,9 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
+import httpx
 import numpy as np
 import pytest
 import torch
@@ -22,6 +24,7 @@ from nosology.config import load_federated_recipe, load_recipe
 from nosology.core import ConfigError, DataError, FederationError
 from nosology.corpora.corpus import Corpus
 from nosology.encoders.embedder_config import EmbedderSettings
+from nosology.federated.deploy import deploy_site
 from nosology.federated.deploy.credentials import (
     create_server_credentials,
     create_site_key,
@@ -351,6 +354,22 @@ def test_private_keys_are_private_and_never_replaced(tmp_path):
     create_site_key(tmp_path, "anna")
     assert [path.read_bytes() for path in secrets] == before and credentials.root.read_bytes() == root
     assert credentials.certificate.read_bytes() != certificate and public.exists()
+
+
+@pytest.mark.parametrize(
+    ("answers", "connects"),
+    [("refused", False), ("down refused accepted", True), ("down refused refused", False), ("down accepted", True)],
+)
+def test_site_that_waited_for_a_new_server_tries_twice(monkeypatch, answers, connects):
+    """A server answers before it has registered the keys of its sites."""
+    outcomes = {"refused": FederationError("refused"), "down": httpx.ConnectError("down"), "accepted": 7}
+    credentials = Mock(activate=Mock(side_effect=[outcomes[answer] for answer in answers.split()]))
+    monkeypatch.setattr(deploy_site, "RETRY_SECONDS", 0.0)
+    if connects:
+        assert deploy_site._wait_for_server(credentials, lambda line: None) == 7
+        return
+    with pytest.raises(FederationError, match="refused"):
+        deploy_site._wait_for_server(credentials, lambda line: None)
 
 
 def test_expired_certificate_raises(tmp_path):

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from nosology.cli import app
 from nosology.config import load_federated_recipe
-from nosology.core import DataError, FederationError
+from nosology.core import ConfigError, DataError, FederationError
 from nosology.corpora.corpus import write_corpus
 from nosology.federated.federation_settings import PrivacySettings
 from nosology.federated.privacy.budget_ledger import BudgetLedger, Charge, NoteTexts
@@ -207,6 +207,8 @@ def test_budget_command(folders, tmp_path):
         assert shown.exit_code == 0, shown.exception
         assert f"{epsilon([(2.0, 0.25, 4)]):.3f}" in shown.output and "trained without noise" in shown.output
     assert "limit of the site: 8" in shown.output
+    undefined = CliRunner().invoke(app, ["federate", "budget", str(path), "--delta", "nan"])
+    assert isinstance(undefined.exception, ConfigError) and "--delta must be" in str(undefined.exception)
     (tmp_path / "site.toml").write_text('name = "berta"\nserver = "localhost:1"\nledger = "anna.budget"\n')
     shared = CliRunner().invoke(app, ["federate", "budget", str(tmp_path)])  # one ledger for two federations
     assert shared.exit_code == 0 and "limit of the site: none" in shared.output
