@@ -10,11 +10,16 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: two test proces
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 
 from nosology.config import load_recipe
 from nosology.core import Code, Note
 from nosology.corpora.corpus import Corpus, write_corpus
 from nosology.models.train import train
+
+# A property does not fail because the machine is busy.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 PHRASES = {
     Code("icd10cm", "I50.9"): "congestive heart failure",

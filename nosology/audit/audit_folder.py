@@ -32,6 +32,10 @@ class AuditFolder(RecordFolder):
 
     def finish(self, counts: Mapping[str, int]) -> dict[str, Any]:
         """The summary, after findings.csv, summary.json and index.html are written. counts: further numbers for it."""
+        with self.damage_errors():
+            return self._finish(counts)
+
+    def _finish(self, counts: Mapping[str, int]) -> dict[str, Any]:
         stored = list(self.records())
         records = [record for record in stored if "error" not in record]
         failed = len(stored) - len(records)

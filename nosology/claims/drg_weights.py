@@ -41,7 +41,10 @@ def read_drg_weights(path: Path) -> tuple[int, dict[int, DrgWeight]]:
     if not path.is_file():
         raise ConfigError(f"no such file: {path}")
     content = path.read_bytes()
-    rows = spreadsheet_rows(content) if content.startswith(b"PK") else _text_rows(content)
+    try:
+        rows = spreadsheet_rows(content) if content.startswith(b"PK") else _text_rows(content)
+    except csv.Error as error:
+        raise DataError(f"{path} must be CMS Table 5: it cannot be read as text with columns") from error
     place = next((i for i, row in enumerate(rows) if row and _name(row[0]) == "ms-drg"), None)
     if place is None:
         raise DataError(f"{path} must be CMS Table 5 with a column MS-DRG; no row begins with it")

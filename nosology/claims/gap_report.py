@@ -46,6 +46,10 @@ class GapFolder(RecordFolder):
 
         counts: further numbers for it.
         """
+        with self.damage_errors():
+            return self._finish(counts)
+
+    def _finish(self, counts: Mapping[str, int]) -> dict[str, Any]:
         stored = GapRecords.of(self.records())
         ranked = rank_gaps(stored.found, stored.frequency)
         summary = {

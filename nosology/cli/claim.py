@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nosology.cli.coder_commands import read_input_notes
-from nosology.cli.command_group import printable
 from nosology.core import ConfigError
+from nosology.core.errors import printable
 from nosology.core.progress import progress
 
 if TYPE_CHECKING:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nosology.cli.command_group import CommandGroup, printable, recipe_names, refuse_unused
+from nosology.cli.command_group import CommandGroup, recipe_names, refuse_unused
 from nosology.core import Code, ConfigError, DataError, Note, Suggestion
+from nosology.core.errors import printable
 from nosology.core.progress import progress
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup
 from typer.models import ArgumentInfo
 
 from nosology.core import ConfigError
+from nosology.core.errors import printable
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -61,11 +62,6 @@ def _check_value(parameter: click.Parameter, text: str) -> None:
 def is_unicode(text: str) -> bool:
     """Whether the text has no lone surrogates, which are bytes of an argument that are not UTF-8."""
     return not any("\ud800" <= character <= "\udfff" for character in text)
-
-
-def printable(text: str) -> str:
-    """The text without control characters, which could change the terminal that it is printed on."""
-    return "".join(character if character.isprintable() else "\ufffd" for character in text)
 
 
 def refuse_unused(names: Iterable[str], reason: str) -> None:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nosology.cli.command_group import CommandGroup, printable, refuse_unused
+from nosology.cli.command_group import CommandGroup, refuse_unused
 from nosology.core import ConfigError, DataError, Note
+from nosology.core.errors import printable
 from nosology.core.files import check_parent_folder
 from nosology.core.progress import progress
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nosology.cli.coder_commands import read_input_notes
-from nosology.cli.command_group import printable, refuse_unused
+from nosology.cli.command_group import refuse_unused
 from nosology.core import Code, CodeError, ConfigError, Note
+from nosology.core.errors import printable
 
 if TYPE_CHECKING:
     from nosology.core.label_space import LabelSpace

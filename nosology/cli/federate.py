@@ -103,9 +103,7 @@ def keys(
     out: Annotated[Path, typer.Option(help="The folder to write into.")],
     host: Annotated[list[str], typer.Option(help="A name or address of the server; may be given several times.")] = [],  # noqa: B006 (typer copies it)
     site: Annotated[list[str], typer.Option(help="A site that needs a key pair; may be given several times.")] = [],  # noqa: B006
-    days: Annotated[
-        int, typer.Option(min=1, max=36500, help="Days that the certificate of the server is valid.")
-    ] = 730,
+    days: Annotated[int, typer.Option(min=1, max=3650, help="Days that the certificate of the server is valid.")] = 730,
 ) -> None:
     """Create the certificate of a server (--host) or key pairs of sites (--site); private keys are never replaced."""
     check_installed()
@@ -294,10 +292,12 @@ def run(
     checked = _load_federated(recipe, settings)
     from nosology.federated.deploy.certificate_expiry import expiry_warning, finished_bundle, server_certificate_end
     from nosology.federated.deploy.flower_process import interrupt_on_signals
+    from nosology.federated.deploy.server_address import check_address
     from nosology.federated.deploy.superlink import follow_run
     from nosology.federated.rounds.learner import learner_of
     from nosology.models.bundle import Bundle, check_bundle_folder
 
+    check_address(server)
     check_bundle_folder(out)
     federation, end = checked.federation, server_certificate_end(server, root)
     rounds = learner_of(checked).rounds

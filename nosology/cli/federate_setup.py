@@ -26,12 +26,14 @@ def init(
     host: Annotated[list[str], typer.Option(help="A name or address of the server; the first is for the sites.")] = [],  # noqa: B006 (typer copies it)
     site: Annotated[list[str], typer.Option(help="The name of an expected site; may be given several times.")] = [],  # noqa: B006
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="The port of the server; default: 8443.")] = None,
-    days: Annotated[int, typer.Option(min=1, max=36500, help="Days that the certificate is valid.")] = 730,
+    days: Annotated[int, typer.Option(min=1, max=3650, help="Days that the certificate is valid.")] = 730,
 ) -> None:
     """Set up a server: credentials, settings, and an invitation file for each site."""
     check_installed()
-    from nosology.federated.deploy.federation_folder import create_server_folder
+    from nosology.federated.deploy.federation_folder import SERVER, create_server_folder
 
+    if (out / SERVER).exists():
+        refuse_unused(("days",), "here: the server has a certificate; renew it with `nosology federate keys`")
     files = create_server_folder(out, host, port or 0, site, days=days)
     for name, file in files.items():
         typer.echo(f"{file}: send it to {name}")
@@ -154,7 +156,7 @@ def start_site(folder: Path, rehearsal: Path | None = None) -> None:
 @app.command()
 def rehearse(
     folder: Folder,
-    patients: Annotated[int, typer.Option(min=20, help="Simulated patients of a site.")] = 40,
+    patients: Annotated[int, typer.Option(min=20, max=100_000, help="Simulated patients of a site.")] = 40,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of the rehearsal; for the server.")] = 3,
     settings: Overrides = [],  # noqa: B006 (typer copies it)
 ) -> None:
@@ -162,7 +164,7 @@ def rehearse(
     check_installed()
     from nosology.federated.deploy.federation_folder import SITE, ServerSettings, SiteSettings, read_settings
     from nosology.federated.deploy.rehearsal import rehearsal_settings, write_rehearsal_corpus
-    from nosology.federated.deploy.superlink import local_address
+    from nosology.federated.deploy.server_address import local_address
 
     out = folder / "rehearsal"
     if (folder / SITE).exists():
@@ -178,7 +180,7 @@ def rehearse(
     admitted = len(list((folder / "sites").glob("*.pub")))
     if not admitted:
         raise ConfigError(f"no site is accepted yet: run `nosology federate admit {folder} NAME.reply`")
-    overrides = [*server.settings, *rehearsal_settings(admitted, rounds), *settings]
+    overrides = [*server.settings, *rehearsal_settings(admitted, rounds, settings)]
     address = local_address(server.listen, server.port)
     federate.run(server.recipe, folder / "credentials" / "root.pem", out / "bundle", address, overrides)
     typer.echo(f"the rehearsal is complete: {admitted} sites were connected and trained; the coder is of no use")
@@ -194,6 +196,8 @@ def budget(
     from nosology.federated.deploy.federation_folder import SITE, SiteSettings, read_settings
     from nosology.federated.privacy.budget_ledger import BudgetLedger
 
+    if delta is not None and math.isnan(delta):
+        raise ConfigError("--delta must be a number below 1; got nan")
     limit, path = 0.0, folder
     if (folder / SITE).exists():
         settings = read_settings(SiteSettings, folder)

@@ -9,6 +9,7 @@ import re
 import shutil
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +22,7 @@ from nosology.codes.official_tables import drug_tree, neoplasm_tree
 from nosology.codes.pcs_tables import pcs_tables, pcs_terms
 from nosology.codes.pdf_text import pdf_lines
 from nosology.codes.poa import poa_releases
-from nosology.codes.poa_files import is_poa_header, parse_poa_rows, poa_text_rows, spreadsheet_rows
+from nosology.codes.poa_files import ZIP_ERRORS, is_poa_header, parse_poa_rows, poa_text_rows, spreadsheet_rows
 from nosology.codes.releases import releases
 from nosology.core import CodeError, DataError
 from nosology.core.files import atomic_folder
@@ -133,7 +134,7 @@ def recognise(content: bytes, name: str, release: str | None = None) -> list[Off
         try:
             with gzip.open(io.BytesIO(content)) as file:
                 return recognise(file.read(_MAX_BYTES), name, release)
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, zlib.error) as error:
             raise DataError(f"{name} is a damaged gzip file") from error
     if content.startswith(b"PK") and not _is_spreadsheet(content):
         return list(_members(content, name, release))
@@ -163,7 +164,7 @@ def _members(content: bytes, name: str, release: str | None) -> Iterator[Officia
                 for file in files:
                     if len(file.content) > len(best.get(file[:3], file._replace(content=b"")).content):
                         best[file[:3]] = file
-    except (zipfile.BadZipFile, RuntimeError, NotImplementedError) as error:
+    except ZIP_ERRORS as error:
         raise DataError(f"{name} is a damaged or encrypted archive") from error
     if not best:
         stated = next((reason for reason in reasons if "--release" in reason), None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import zipfile
+import zlib
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -12,6 +13,7 @@ from nosology.codes.spelling import normalise
 from nosology.core import DataError
 
 _HEADER = re.compile(r"Ord(?:er)?(?:FY)?(\d\d)$")
+ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError)  # RuntimeError: encrypted
 _SHEET = "{http://schemas.openxmlformats.org/spreadsheetml/2006/main}"
 
 
@@ -68,18 +70,20 @@ def spreadsheet_rows(content: bytes) -> list[list[str]]:
                 shared = ["".join(item.itertext()) for item in root.iter(f"{_SHEET}si")]
             sheet = min(name for name in members if re.fullmatch(r"xl/worksheets/sheet\d+\.xml", name))
             root = ElementTree.fromstring(archive.read(sheet))
-    except (zipfile.BadZipFile, ElementTree.ParseError, ValueError, KeyError) as error:
+        return [_cells(row, shared) for row in root.iter(f"{_SHEET}row")]
+    except (*ZIP_ERRORS, ElementTree.ParseError, ValueError, LookupError) as error:
         raise DataError("the spreadsheet cannot be read") from error
-    rows = []
-    for row in root.iter(f"{_SHEET}row"):
-        cells = []
-        for cell in row.iter(f"{_SHEET}c"):
-            value = cell.findtext(f"{_SHEET}v") or "".join(text.text or "" for text in cell.iter(f"{_SHEET}t"))
-            place = _column_number(cell.get("r", ""), len(cells))
-            cells += [""] * (place - len(cells))  # a sheet leaves empty cells out
-            cells.append(shared[int(value)] if cell.get("t") == "s" and value else value)
-        rows.append(cells)
-    return rows
+
+
+def _cells(row: ElementTree.Element, shared: list[str]) -> list[str]:
+    """The texts of the cells of a row. shared: texts that cells refer to."""
+    cells: list[str] = []
+    for cell in row.iter(f"{_SHEET}c"):
+        value = cell.findtext(f"{_SHEET}v") or "".join(text.text or "" for text in cell.iter(f"{_SHEET}t"))
+        place = _column_number(cell.get("r", ""), len(cells))
+        cells += [""] * (place - len(cells))  # a sheet leaves empty cells out
+        cells.append(shared[int(value)] if cell.get("t") == "s" and value else value)
+    return cells
 
 
 def _column_number(name: str, default: int) -> int:

@@ -67,7 +67,7 @@ def cached_json(name: str, sources: list[Path], build: Callable[[], dict[str, An
             cached = json.loads(path.read_text(encoding="utf-8"))
         if cached["key"] == key:
             return cached["value"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         pass  # absent or damaged
     with garbage_collection_off():
         value = build()

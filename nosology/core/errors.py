@@ -42,3 +42,8 @@ class ReviewError(NosologyError):
 
 class ConflictError(ReviewError):
     """Another user has changed the note since it was loaded."""
+
+
+def printable(text: str) -> str:
+    """The text without control characters, which could change the terminal that it is printed on."""
+    return "".join(character if character.isprintable() else "\ufffd" for character in text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ class RecordFolder:
             raise OutputError(f"{self.path} has {what} of other files or with other settings; give another folder")
         write_json(self.path / manifest, self.settings)
         self.done = self._repair()
+        self._is_continued = bool(self.done)
 
     def _repair(self) -> set[str]:
         """The ids of the records that are complete; a line that was not finished is cut off."""
@@ -49,6 +51,16 @@ class RecordFolder:
         with output_errors(self.path), open(self._file, "a", encoding="utf-8", opener=private_file) as file:
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
         self.done.add(record["id"])
+
+    @contextmanager
+    def damage_errors(self) -> Iterator[None]:
+        """Raises OutputError in place of errors in a block that uses records of an earlier run: they were changed."""
+        try:
+            yield
+        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+            if not self._is_continued:
+                raise
+            raise OutputError(f"{self._file} is damaged; give another folder") from error
 
     def records(self) -> Iterator[dict[str, Any]]:
         """The stored records."""

@@ -80,10 +80,10 @@ def load_corpus_recipe(name: str | Path) -> CorpusRecipe:
         raise ConfigError(f"recipe must be a file or one of {', '.join(built_in_recipes())}; got {str(name)!r}")
     try:
         return CorpusRecipe.model_validate({"name": path.stem} | tomllib.loads(path.read_text(encoding="utf-8")))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path}: not a TOML file ({error})") from error
     except ValidationError as error:
         raise ConfigError(f"{path}: {_first_error(error)}") from error
+    except (ValueError, RecursionError) as error:  # ValueError: also a number with thousands of digits
+        raise ConfigError(f"{path}: not a TOML file ({error})") from error
 
 
 def override_recipe(

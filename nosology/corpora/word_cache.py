@@ -20,7 +20,7 @@ from weakref import finalize
 
 import numpy as np
 
-from nosology.core import OutputError
+from nosology.core import DataError, OutputError
 from nosology.core.files import (
     atomic_folder,
     cache_folder,
@@ -60,7 +60,10 @@ class WordCache:
     @cached_property
     def words(self) -> list[str]:
         """The distinct words of all notes."""
-        return (self.folder / _LIST).read_text(encoding="utf-8").split("\n")[:-1]
+        try:
+            return (self.folder / _LIST).read_text(encoding="utf-8").split("\n")[:-1]
+        except UnicodeDecodeError as error:
+            raise DataError(f"{self.folder / _LIST} is damaged; delete {self.folder}, and it is made again") from error
 
     @cached_property
     def ids(self) -> np.ndarray:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -181,11 +182,14 @@ def _read_rows(path: Path, step: int) -> tuple[list[str], list[list[str]]]:
     """Header and rows up to a step; a row that a killed run left incomplete is dropped."""
     if not step or not path.exists():
         return list(COLUMNS), []
-    with path.open(encoding="utf-8", errors="replace", newline="") as file:
-        header, *rows = list(csv.reader(file)) or [[]]
+    try:
+        with path.open(encoding="utf-8", errors="replace", newline="") as file:
+            header, *rows = list(csv.reader(file)) or [[]]
+    except csv.Error as error:
+        raise DataError(f"{path} is damaged; delete it to train again") from error
     if tuple(header[: len(COLUMNS)]) != COLUMNS:
         raise DataError(f"{path} must start with the columns {', '.join(COLUMNS)}; delete it to train again")
-    complete = [row for row in rows if len(row) == len(header) and row[0].isdecimal()]
+    complete = [row for row in rows if len(row) == len(header) and re.fullmatch("[0-9]{1,18}", row[0])]
     return header, [row for row in complete if int(row[0]) <= step]
 
 

@@ -82,3 +82,22 @@ def test_another_file_is_refused(tmp_path, old, new, message):
 def test_a_missing_file_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="no such file"):
         read_drg_weights(tmp_path / "none.txt")
+
+
+def test_a_table_that_cannot_be_read_is_a_sentence(tmp_path):
+    path = tmp_path / "table5"
+    refers = '<row><c t="s" r="A1"><v>{}</v></c></row>'
+    space = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
+    books = [f'<worksheet xmlns="{space}">{refers.format(value)}</worksheet>' for value in ("99", "x")]
+    contents = [b"x" * 200_000, CSV.encode() + b'"' + b"x" * 200_000, b"PK" + b"x" * 500]
+    for book in books:
+        with zipfile.ZipFile(file := io.BytesIO(), "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("xl/worksheets/sheet1.xml", book)
+        contents.append(file.getvalue())
+    damaged = bytearray(contents[-1])
+    start = damaged.index(b"sheet1.xml") + len("sheet1.xml")
+    damaged[start : start + 20] = b"\xff" * 20  # of the compressed bytes
+    for content in (*contents, bytes(damaged)):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=r"must be CMS Table 5|the spreadsheet cannot be read"):
+            read_drg_weights(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 from nosology.cli import app
 from nosology.core import ConfigError, DataError
 from nosology.federated.deploy import invitation as invitations
-from nosology.federated.deploy.credentials import ServerCredentials, read_public_keys
+from nosology.federated.deploy.credentials import SITE_NAME, ServerCredentials, read_public_keys
 from nosology.federated.deploy.federation_folder import ServerSettings, SiteSettings, read_settings
 from nosology.federated.deploy.invitation import Invitation, Reply, check_words, read_file
 
@@ -87,6 +88,25 @@ def test_another_invitation_neither_replaces_nor_confirms_a_server(invited, tmp_
     assert not read_settings(SiteSettings, tmp_path / "anna").confirmed
 
 
+def test_another_address_of_the_server_replaces_the_old_one_after_another_call(invited, tmp_path):
+    invitation = invited / "invitations" / "anna.invitation"
+    join(invited, tmp_path / "anna")
+    call("join", invitation, "--out", tmp_path / "anna", "--confirmed")
+    assert call("init", "--out", invited, "--port", "9443").exit_code == 0
+    for options, confirmed in ([], False), (["--confirmed"], True):
+        assert call("join", invitation, "--out", tmp_path / "anna", *options).exit_code == 0
+        known = read_settings(SiteSettings, tmp_path / "anna")
+        assert known.server == "fed.example.org:9443" and known.confirmed == confirmed
+
+
+def test_invitations_need_the_name_of_one_server(tmp_path):
+    refused = call("init", "--out", tmp_path / "server", "--host", "*.example.org", "--site", "anna")
+    assert isinstance(refused.exception, ConfigError) and "HOST:PORT; got '*.example.org:8443'" in str(
+        refused.exception
+    )
+    assert not (tmp_path / "server").exists()
+
+
 def test_folders_with_messages_and_logs_are_private(invited, tmp_path):
     join(invited, tmp_path / "anna")
     assert [path.stat().st_mode & 0o777 for path in (invited / "state", tmp_path / "anna")] == [0o700, 0o700]
@@ -101,7 +121,9 @@ def test_confirmation_does_not_depend_on_the_line_in_the_settings(invited, tmp_p
     assert read_settings(SiteSettings, tmp_path / "anna").confirmed
 
 
-def test_server_folder_keeps_its_hosts(invited):
+def test_server_folder_keeps_its_hosts_and_its_certificate(invited):
+    refused = call("init", "--out", invited, "--days", "5")
+    assert isinstance(refused.exception, ConfigError) and "--days has no effect here" in str(refused.exception)
     refused = call("init", "--out", invited, "--host", "other.example.org")
     assert isinstance(refused.exception, ConfigError) and "10.1.2.3" in str(refused.exception)
 
@@ -161,9 +183,9 @@ def test_damaged_files_raise_data_errors(tmp_path, data):
     content[key] = data.draw(st.one_of(st.none(), st.integers(), st.text(max_size=5), st.lists(st.text(max_size=2))))
     path = tmp_path / "damaged"
     path.write_text(json.dumps(content))
-    if key == "server" and isinstance(content[key], str) and content[key].rpartition(":")[2].isdecimal():
+    if key == "site" and isinstance(content[key], str) and SITE_NAME.fullmatch(content[key]):
         return
-    if key == "site" and isinstance(content[key], str) and content[key].isalnum():
+    if key == "server" and isinstance(content[key], str) and re.fullmatch(r"[\w.-]+:[0-9]+", content[key]):
         return
     with pytest.raises(DataError, match="is not a federation invitation, or it is damaged"):
         read_file(Invitation, path)

@@ -210,12 +210,25 @@ def test_files_are_recognised_by_content(name, content, expected):
         (b"<a", "well-formed"),
         (b"PK\x03\x04", "damaged"),
         (b"\x1f\x8bxx", "damaged"),
+        (gzip.compress(b"code", mtime=0)[:10] + b"\xff" * 20, "damaged"),
         (b"%PDF-1.7", "PDF"),
         (b"A000    Cholera due to Vibrio\n", "order file of the same release"),
         (order().encode(), "--release"),
         (archive({"a.txt": "nothing"}), "no file that can be installed"),
     ],
-    ids=["empty", "text", "xml", "bad xml", "bad zip", "bad gzip", "bad pdf", "code list", "no year", "zip of nothing"],
+    ids=[
+        "empty",
+        "text",
+        "xml",
+        "bad xml",
+        "bad zip",
+        "bad gzip",
+        "other gzip",
+        "bad pdf",
+        "code list",
+        "year",
+        "empty zip",
+    ],
 )
 def test_other_files_are_refused(tmp_path, content, message):
     with pytest.raises(DataError, match=message):

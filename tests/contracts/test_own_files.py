@@ -11,76 +11,21 @@ from importlib.resources import files
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import sparse
 
 from nosology.config import check, load_recipe
-from nosology.core import SPLITS, SYSTEMS, Code, NosologyError
-from nosology.core.files import json_sha256, sha256
+from nosology.core import SPLITS, SYSTEMS, Code
+from nosology.core.files import sha256
 from nosology.core.label_space import LabelSpace
 from nosology.corpora.corpus import Corpus, write_corpus
 from nosology.corpora.word_cache import word_cache
 from nosology.models.bundle import Bundle
 from nosology.training.checkpoint import read_tensors, write_tensors
 from tests.conftest import small_notes
+from tests.contracts.damaged_files import JSON, SECRET, contents, damaged, edited, few, outcome, restore, sign
 from tests.encoders.counting_embedder import KEY, Counting, opened, texts
-
-SECRET = "xyzzyplugh"  # in every note, and in no message
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
-    lambda part: st.lists(part, max_size=3) | st.dictionaries(st.text(max_size=4), part, max_size=3),
-    max_leaves=5,
-) | st.sampled_from([json.loads("[" * depth + "]" * depth) for depth in (90, 120, 300)])
-PIECES = st.sampled_from([b"\x00", b"\xff\xfe", b"\n", b'"', b"[" * 5000, b"{", b"NaN", b"1e999", b"9" * 5000])
-few = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-
-
-@st.composite
-def edited(draw, value):
-    """A JSON value in which one part is another value."""
-    parts = list(value) if isinstance(value, dict) else list(range(len(value))) if isinstance(value, list) else []
-    if not parts or not draw(st.integers(0, 5)):
-        return draw(JSON)
-    key = draw(st.sampled_from(parts))
-    changed = draw(edited(value[key]))
-    if isinstance(value, dict):
-        return value | {key: changed}
-    return [*value[:key], changed, *value[key + 1 :]]
-
-
-@st.composite
-def damaged(draw, content):
-    """Bytes with a part replaced, removed or added, or cut off."""
-    start = draw(st.integers(0, len(content)))
-    end = draw(st.integers(start, min(len(content), start + 40)) | st.just(len(content)))
-    return content[:start] + draw(st.binary(max_size=8) | PIECES) + content[end:]
-
-
-def outcome(read, *arguments):
-    """What a reader returns; None after an error for users."""
-    try:
-        return read(*arguments)
-    except NosologyError as error:
-        assert SECRET not in str(error)
-        return None
-
-
-def sign(path, manifest):
-    """Writes a manifest with the digest of its content."""
-    if isinstance(manifest, dict):
-        content = {name: value for name, value in manifest.items() if name != "digest"}
-        manifest = content | {"digest": json_sha256(content)}
-    path.write_text(json.dumps(manifest))
-
-
-def contents(folder):
-    return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
-def restore(original):
-    for path, content in original.items():
-        path.write_bytes(content)
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +95,22 @@ def test_word_cache(corpus, data):
     value = json.loads(about.read_text())
     about.write_bytes(data.draw(damaged(about.read_bytes()) | edited(value).map(lambda new: json.dumps(new).encode())))
     assert word_cache(Corpus.open(corpus.folder), "none").words == expected
+    restore(original)
+
+
+@settings(few, max_examples=10)
+@given(data=st.data())
+def test_words_of_a_word_cache(corpus, data):
+    cache = word_cache(Corpus.open(corpus.folder), "none")
+    original = contents(cache.folder)
+    (path,) = (
+        path for path, content in original.items() if content.decode(errors="replace").split("\n")[:-1] == cache.words
+    )
+    place = data.draw(st.integers(0, len(original[path]) - 1))
+    byte = data.draw(st.integers(0, 255))
+    path.write_bytes(original[path][:place] + bytes([byte]) + original[path][place + 1 :])
+    words = outcome(lambda: word_cache(Corpus.open(corpus.folder), "none").words)
+    assert words is None or words
     restore(original)
 
 

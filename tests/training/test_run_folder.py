@@ -8,7 +8,7 @@ import time
 import pytest
 
 from nosology.core import DataError
-from nosology.training.run_folder import ProgressDisplay, TrainingCurves
+from nosology.training.run_folder import COLUMNS, ProgressDisplay, TrainingCurves
 
 
 def read_rows(folder) -> list[dict[str, str]]:
@@ -91,3 +91,13 @@ def test_long_epoch_prints_a_line_every_30_seconds(monkeypatch, capsys):
     now[0] += 60
     silent.update(1, 12, 0.5, 20.0)
     assert capsys.readouterr().err == ""
+
+
+def test_curves_with_endless_fields_are_read_or_refused(tmp_path):
+    header = ",".join(COLUMNS)
+    (tmp_path / "curves.csv").write_text(f"{header}\n{'9' * 5000},0,0,0,0\n1,0,0,0,0\n")
+    TrainingCurves(tmp_path, step=6).close()
+    assert (tmp_path / "curves.csv").read_text() == f"{header}\n1,0,0,0,0\n"
+    (tmp_path / "curves.csv").write_text(f'{header}\n"{"x" * 200_000}')
+    with pytest.raises(DataError, match=r"curves\.csv is damaged; delete it"):
+        TrainingCurves(tmp_path, step=6)

@@ -17,6 +17,7 @@ __all__ = ["LAYOUTS", "MARKER", "YEARS", "simulate", "simulate_notes"]
 
 LAYOUTS = {"mimic4": Mimic4Writer}
 MARKER = "simulation.json"
+MOST_PATIENTS = 100_000_000
 
 
 def simulate(
@@ -29,8 +30,8 @@ def simulate(
     """
     if layout not in LAYOUTS:
         raise ConfigError(f"layout must be one of {', '.join(LAYOUTS)}; got {layout}")
-    if patients < 1:
-        raise ConfigError(f"patients must be at least 1; got {patients}")
+    if not 1 <= patients <= MOST_PATIENTS:
+        raise ConfigError(f"patients must be from 1 to {MOST_PATIENTS:,}; got {patients}")
     hospital = Hospital(years)
     with atomic_folder(out, marker=MARKER, files=["hosp/*.csv.gz", "note/*.csv.gz", EVIDENCE]) as folder:
         with LAYOUTS[layout](folder) as writer:

@@ -31,6 +31,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from nosology.core import ConfigError, DataError
 from nosology.core.files import atomic_file, check_results_folder
 
+ROOT_DAYS = 3650  # that the certificate of the authority is valid
 LOCAL_HOSTS = ("localhost", "127.0.0.1")  # how programs on the server's machine reach it
 SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -86,8 +87,11 @@ def check_new_credentials(folder: Path, hosts: list[str], sites: list[str]) -> N
         return
     if not credentials.authority_key.exists():
         raise DataError(f"{credentials.authority_key} must be there to sign a new certificate for {credentials.root}")
-    if _load_certificate(credentials.root).public_key() != keys[0].public_key():
+    root = _load_certificate(credentials.root)
+    if root.public_key() != keys[0].public_key():
         raise DataError(f"{credentials.root} is not the certificate of {credentials.authority_key}")
+    if (end := root.not_valid_after_utc) <= _after(0):
+        raise DataError(f"{credentials.root} expired on {end:%Y-%m-%d}: delete it; every site needs the new one")
 
 
 def create_server_credentials(folder: Path, hosts: list[str], *, days: float = 730) -> ServerCredentials:
@@ -102,8 +106,10 @@ def create_server_credentials(folder: Path, hosts: list[str], *, days: float = 7
         _write_certificate(credentials.root, _authority_certificate(authority, authority_key))
     server_key = _tls_key(credentials.key)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, (hosts or ["localhost"])[0][:64])])
+    root_end = _load_certificate(credentials.root).not_valid_after_utc
+    end = min(_after(days), root_end)  # a site refuses both certificates when the root certificate has expired
     builder = (
-        _builder(subject, authority, server_key.public_key(), days)
+        _builder(subject, authority, server_key.public_key(), end)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs=False), critical=True)
@@ -212,7 +218,7 @@ def _general_name(host: str) -> x509.GeneralName:
 
 def _authority_certificate(name: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
     builder = (
-        _builder(name, name, key.public_key(), 3650)
+        _builder(name, name, key.public_key(), _after(ROOT_DAYS))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(signs=True), critical=True)
     )
@@ -220,19 +226,25 @@ def _authority_certificate(name: x509.Name, key: ec.EllipticCurvePrivateKey) -> 
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: float
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePublicKey,
+    end: datetime.datetime,
 ) -> x509.CertificateBuilder:
-    now = datetime.datetime.now(datetime.UTC)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))  # clocks differ
-        .not_valid_after(now + datetime.timedelta(days=days))
+        .not_valid_before(min(_after(-1 / 24), end))  # clocks differ
+        .not_valid_after(end)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
     )
+
+
+def _after(days: float) -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
 
 
 def _usage(*, signs: bool) -> x509.KeyUsage:

@@ -23,7 +23,7 @@ from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
 from nosology.core import FederationError
-from nosology.core.files import atomic_file, exclusive_output
+from nosology.core.files import exclusive_output, read_json, write_json
 from nosology.federated.deploy.credentials import (
     key_fingerprint,
     public_bytes,
@@ -45,7 +45,8 @@ from nosology.federated.deploy.flower_shims import (
     push_message,
     push_task_output,
 )
-from nosology.federated.deploy.superlink import check_address, connection_error
+from nosology.federated.deploy.server_address import check_address
+from nosology.federated.deploy.superlink import connection_error
 from nosology.federated.rounds.messages import pack_message, unpack_message
 
 POLL_SECONDS = 0.25  # between requests for tasks
@@ -76,16 +77,15 @@ class SiteCredentials:
         """
         public, node_file = public_bytes(self._private.public_key()), self.key.with_suffix(".node")
         with fleet_client(self.server, self._certificate, self._private) as client:
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError, httpx.HTTPStatusError):
-                last = int(json.loads(node_file.read_text(encoding="utf-8"))["node"])
-                client.DeactivateNode(DeactivateNodeRequest(node_id=last))
+            with contextlib.suppress(httpx.HTTPStatusError):
+                if last := read_node(node_file):
+                    client.DeactivateNode(DeactivateNodeRequest(node_id=last))
             request = ActivateNodeRequest(public_key=public, heartbeat_interval=NODE_HEARTBEAT)
             try:
                 node = client.ActivateNode(request).node_id
             except httpx.HTTPStatusError as error:
                 raise self._refusal(error.response.status_code, public) from error
-            with atomic_file(node_file) as path:
-                path.write_text(json.dumps({"node": node}), encoding="utf-8")
+            write_json(node_file, {"node": node})
             client.DeactivateNode(DeactivateNodeRequest(node_id=node))
             return node
 
@@ -96,6 +96,15 @@ class SiteCredentials:
             f"{self.server} refuses the key of {self.name} (fingerprint {key_fingerprint(public)}): it is not"
             " registered there, or another process uses it, or the clocks differ"
         )
+
+
+def read_node(path: Path) -> int:
+    """The node id in a file; 0 if there is none."""
+    try:
+        node = read_json(path)["node"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return 0
+    return node if type(node) is int and 0 < node < 2**64 else 0
 
 
 def serve_site(
@@ -117,17 +126,25 @@ def serve_site(
 
 
 def _wait_for_server(credentials: SiteCredentials, report: Report) -> int:
-    """The node of the site, once the server answers."""
-    reported = False
+    """The node of the site, once the server answers.
+
+    A server that has just started may not know the keys of its sites yet: after a wait, a site tries twice.
+    """
+    reported = is_new_server = False
     while True:
         try:
             return credentials.activate()
+        except FederationError:
+            if not is_new_server:
+                raise
+            is_new_server = False
+            time.sleep(RETRY_SECONDS)
         except httpx.TransportError as error:
             if "CERTIFICATE_VERIFY_FAILED" in str(error) and "expired" not in str(error):  # it may be renewed
                 raise FederationError(f"{credentials.server}: {connection_error(error)}") from error
             if not reported:
                 report(f"{credentials.name}: waiting for {credentials.server} ({connection_error(error)})")
-            reported = True
+            reported = is_new_server = True
             time.sleep(RETRY_SECONDS)
 
 

@@ -10,14 +10,15 @@ import json
 import re
 import tomllib
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
 from nosology.core import ConfigError, DataError
 from nosology.core.files import atomic_file, check_results_folder
 from nosology.core.settings import Settings
 from nosology.federated.deploy.credentials import (
+    SITE_NAME,
     ServerCredentials,
     check_site_name,
     create_server_credentials,
@@ -27,8 +28,24 @@ from nosology.federated.deploy.credentials import (
     read_site_key,
 )
 from nosology.federated.deploy.invitation import Invitation, Reply, check_words, read_file, write_file
+from nosology.federated.deploy.server_address import check_address
 
 SERVER, SITE = "federation.toml", "site.toml"
+
+
+def _site_name(name: str) -> str:
+    if not SITE_NAME.fullmatch(name):
+        raise ValueError("must be the name of a site")
+    return name
+
+
+def _path(path: str) -> str:
+    if "\0" in path:
+        raise ValueError("must be a path")
+    return path
+
+
+SiteName, FolderPath = Annotated[str, AfterValidator(_site_name)], Annotated[str, AfterValidator(_path)]
 
 
 class ServerSettings(Settings):
@@ -37,7 +54,7 @@ class ServerSettings(Settings):
     hosts: list[str] = Field(min_length=1)  # names and addresses; the first is in the invitations
     port: int = Field(8443, ge=1, le=65535)
     listen: str = "0.0.0.0"
-    sites: list[str] = Field(min_length=1)  # that are expected
+    sites: list[SiteName] = Field(min_length=1)  # that are expected
     recipe: str = "heads-mlp"  # that the hospitals have agreed on, for rehearsals
     settings: list[str] = Field(default_factory=list)  # of the recipe, NAME=VALUE
 
@@ -45,15 +62,15 @@ class ServerSettings(Settings):
 class SiteSettings(Settings):
     """site.toml"""
 
-    name: str
+    name: SiteName
     server: str  # HOST:PORT
     confirmed: bool = False  # whether the operator of the server has confirmed the words
-    corpus: list[str] = Field(["corpus"], min_length=1)  # corpus folders
-    cache: str = "vectors"
+    corpus: list[FolderPath] = Field(["corpus"], min_length=1)  # corpus folders
+    cache: FolderPath = "vectors"
     recipe: str = "heads-mlp"
     settings: list[str] = Field(default_factory=list)  # of the recipe, NAME=VALUE
-    codes: str = ""  # a file
-    peers: str = ""  # a folder
+    codes: FolderPath = ""  # a file
+    peers: FolderPath = ""  # a folder
     trust_remote_code: bool = False
     secure_only: bool = False
     secure_sites: int = Field(3, ge=2)
@@ -63,7 +80,7 @@ class SiteSettings(Settings):
     words: bool = False  # whether words of notes may be reported
     epsilon: float = Field(0.0, ge=0)  # the largest of a note over all runs; 0: no limit
     delta: float = Field(1e-5, gt=0, lt=1)
-    ledger: str = ""  # a file; empty: NAME.budget. A hospital in several federations uses one file for all
+    ledger: FolderPath = ""  # a file; empty: NAME.budget. A hospital in several federations uses one file for all
 
 
 T = TypeVar("T", ServerSettings, SiteSettings)
@@ -87,6 +104,8 @@ def create_server_folder(
         raise ConfigError(f"give --host and --site to create {path}")
     for site in sites:
         check_site_name(site)
+    host = f"[{hosts[0]}]" if ":" in hosts[0] else hosts[0]
+    address = check_address(f"{host}:{port or 8443}")
     check_results_folder(folder, own=(SERVER,))
     credentials = ServerCredentials(folder / "credentials")
     if not credentials.certificate.exists():
@@ -96,19 +115,22 @@ def create_server_folder(
     for name in ("sites", "invitations"):
         (folder / name).mkdir(exist_ok=True)
     (folder / "state").mkdir(mode=0o700, exist_ok=True)
-    host = f"[{hosts[0]}]" if ":" in hosts[0] else hosts[0]
     files = {site: folder / "invitations" / f"{site}.invitation" for site in sites}
     for site, file in files.items():
         root = read_certificate(credentials.root).decode()
-        write_file(Invitation(site, f"{host}:{settings.port}", root), file)
+        write_file(Invitation(site, address, root), file)
     return files
 
 
 def join_federation(invitation_file: Path, folder: Path) -> tuple[Path, str]:
-    """The reply file of a site, and the words; creates the folder of the site and keeps an existing key."""
+    """The reply file of a site, and the words; creates the folder of the site and keeps an existing key.
+
+    An invitation with another address of the same server replaces the address; it must be confirmed again.
+    """
     invitation = read_file(Invitation, invitation_file)
     path, root = folder / SITE, folder / "root.pem"
-    if path.exists() and (known := read_settings(SiteSettings, folder)).name != invitation.site:
+    known = read_settings(SiteSettings, folder) if path.exists() else None
+    if known and known.name != invitation.site:
         raise DataError(f"{folder} is the folder of {known.name}; the invitation is for {invitation.site}")
     if root.exists() and root.read_bytes() != invitation.root.encode():
         raise DataError(f"{folder} has joined another server than that of {invitation_file}: use a new folder")
@@ -117,7 +139,9 @@ def join_federation(invitation_file: Path, folder: Path) -> tuple[Path, str]:
     folder.chmod(0o700)  # logs, and caches of the words of notes
     with atomic_file(root) as temporary:
         temporary.write_text(invitation.root, encoding="ascii")
-    if not path.exists():
+    if known and known.server != invitation.server:
+        _change_settings(path, confirmed=False, server=invitation.server)
+    elif not known:
         values = SiteSettings(name=invitation.site, server=invitation.server).model_dump()
         _write_settings(path, values, "Settings of a site; paths are relative to this folder (docs/federation.md).")
     public = public_bytes(read_site_key(private).public_key()).decode()
@@ -132,10 +156,7 @@ def confirm_words(invitation_file: Path, folder: Path) -> None:
     reply = read_file(Reply, folder / f"{settings.name}.reply")
     if reply.invitation != invitation.digest:
         raise DataError(f"the words of {folder} are of another invitation than {invitation_file}")
-    lines = (folder / SITE).read_text(encoding="utf-8").splitlines()
-    kept = [line for line in lines if not re.match(r"\s*confirmed\s*=", line)]
-    with atomic_file(folder / SITE) as temporary:
-        temporary.write_text("\n".join(["confirmed = true", *kept]) + "\n", encoding="utf-8")
+    _change_settings(folder / SITE, confirmed=True)
 
 
 def read_reply(folder: Path, reply_file: Path) -> tuple[Reply, str]:
@@ -168,15 +189,29 @@ def read_settings(kind: type[T], folder: Path) -> T:
         return kind(**tomllib.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path} is not TOML") from error
     except ValidationError as error:
         first = error.errors()[0]
         raise ConfigError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+    except (ValueError, RecursionError) as error:  # ValueError: also a number with thousands of digits
+        raise ConfigError(f"{path} is not TOML") from error
 
 
 def _write_settings(path: Path, values: dict, comment: str) -> None:
     """Writes settings; JSON texts, numbers, booleans and lists are TOML too."""
-    lines = [f"# {comment}", *(f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in values.items())]
+    _write_lines(path, [f"# {comment}", *_toml_lines(values)])
+
+
+def _change_settings(path: Path, **values: Any) -> None:
+    """Replaces settings in a file, and keeps what somebody has edited."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    replaced = re.compile(rf"\s*({'|'.join(values)})\s*=")
+    _write_lines(path, [*_toml_lines(values), *(line for line in lines if not replaced.match(line))])
+
+
+def _toml_lines(values: dict[str, Any]) -> list[str]:
+    return [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in values.items()]
+
+
+def _write_lines(path: Path, lines: list[str]) -> None:
     with atomic_file(path) as temporary:
         temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")

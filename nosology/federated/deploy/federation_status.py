@@ -87,11 +87,10 @@ def read_status(folder: Path) -> Status:
     """The last status in the state folder of a server, or in the folder of `nosology federate init`."""
     for path in (folder / STATUS, folder / "state" / STATUS):
         if path.exists():
-            status = read_json(path)
-            if not isinstance(status, dict) or not {"updated", "line", "rounds", "history", "sites"} <= status.keys():
-                raise DataError(f"{path} is not a status of a federation")
             try:
+                status = read_json(path)
                 status_text(status)
+                status_page(status)
             except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
                 raise DataError(f"{path} is not a status of a federation") from error
             return status
@@ -134,7 +133,7 @@ def status_text(status: Status, last: int = 5) -> str:
 
 def status_page(status: Status) -> str:
     """The status as HTML; a browser reloads it every 30 seconds."""
-    done, rounds = len(status["history"]), status["rounds"]
+    done, rounds = len(status["history"]), int(status["rounds"])
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="30">'
         "<title>Federation</title><style>body{font:16px sans-serif;margin:2em;max-width:60em}"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +21,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 from nosology.core import ConfigError, DataError
 from nosology.core.files import write_json
 from nosology.federated.deploy.credentials import check_site_name, public_bytes
+from nosology.federated.deploy.server_address import check_address
 
 WORDS = 4  # of 12 bits
 _CONSONANTS, _VOWELS = "bdfghjklmnprstvz", "aiou"
@@ -42,11 +42,7 @@ class Invitation:
     def check(self) -> None:
         """Raises if a value is invalid."""
         check_site_name(self.site)
-        host, _, port = self.server.rpartition(":")
-        if not re.fullmatch(r"[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]", host) or not re.fullmatch(r"[0-9]{1,5}", port):
-            raise ValueError("server must be HOST:PORT")
-        if not 0 < int(port) < 2**16:
-            raise ValueError("the port of the server must be below 65536")
+        check_address(self.server)
         if not self.root.isascii():
             raise ValueError("the root certificate must be PEM")
         x509.load_pem_x509_certificate(self.root.encode())

@@ -7,7 +7,7 @@ note is used in a rehearsal, and no simulated note in a real run.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,15 +36,9 @@ def write_rehearsal_corpus(site: str, patients: int, folder: Path) -> Path:
     return folder
 
 
-def rehearsal_settings(sites: int, rounds: int) -> list[str]:
-    """The settings of the recipe of a rehearsal of so many sites."""
-    values = {
-        "rehearsal": "true",
-        "rounds": rounds,
-        "vector_rounds": 1,
-        "language_rounds": 1,
-        "min_sites": sites,
-        "quorum": sites,
-        "min_notes": 20,
-    }
-    return [f"federation.{name}={value}" for name, value in values.items()]
+def rehearsal_settings(sites: int, rounds: int, settings: Iterable[str] = ()) -> list[str]:
+    """The settings of the recipe of a rehearsal of so many sites; those of a user may change all but that it is one."""
+    pretraining = {"vector_rounds": 1, "language_rounds": 1}
+    values = {"rounds": rounds, "min_sites": sites, "quorum": sites, "min_notes": 20} | pretraining
+    usual = [f"federation.{name}={value}" for name, value in values.items()]
+    return [*usual, *settings, "federation.rehearsal=true"]

@@ -28,6 +28,7 @@ from nosology.federated.deploy.flower_shims import (
     fab_to_proto,
     user_config_to_proto,
 )
+from nosology.federated.deploy.server_address import check_address, local_address
 from nosology.federated.deploy.server_tasks import ServerAppExecutor
 
 APP = Path(__file__).parent / "flower_app"
@@ -37,20 +38,6 @@ ANSI = re.compile(r"\x1b\[[0-9;]*m")
 HIDDEN_LINES = ("Start `flwr-serverapp` process", "Successfully installed ", "SSL/TLS handshake error")  # of no use
 
 Report = Callable[[str], None]
-
-
-def check_address(address: str) -> str:
-    """The address, if it is HOST:PORT."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536 or "/" in host:
-        raise ConfigError(f"--server must be HOST:PORT; got {address!r}")
-    return address
-
-
-def local_address(listen: str, port: int) -> str:
-    """The address at which programs on the server's machine reach a server that listens on an address."""
-    host = "127.0.0.1" if listen in ("", "0.0.0.0", "::", "[::]") else listen
-    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
 
 
 class ControlClient:

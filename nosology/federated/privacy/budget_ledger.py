@@ -14,8 +14,10 @@ import contextlib
 import hashlib
 import hmac
 import math
+import os
 import secrets
 import sqlite3
+import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -38,7 +40,7 @@ CREATE TABLE charges (
     id INTEGER PRIMARY KEY, moment TEXT NOT NULL, run TEXT NOT NULL, round INTEGER NOT NULL,
     grp INTEGER NOT NULL REFERENCES groups, noise REAL NOT NULL, rate REAL NOT NULL, steps INTEGER NOT NULL);
 """
-_FORMAT = 1
+_FORMAT, _KEY_BYTES = 1, 32
 # for each note of a group, the groups that it is in; each combination once
 _COMBINATIONS = """
 SELECT DISTINCT joined FROM (SELECT group_concat(grp) AS joined FROM (
@@ -150,24 +152,37 @@ class BudgetLedger:
         """The database, created if there is none; DataError if it is damaged: a budget is never forgotten silently."""
         try:
             if not self.path.exists():
-                self.path.touch(mode=0o600)
-            with contextlib.closing(sqlite3.connect(self.path, timeout=60, isolation_level=None)) as database:
-                database.execute("PRAGMA synchronous = FULL")
-                database.execute("BEGIN IMMEDIATE")
-                if not database.execute("SELECT name FROM sqlite_master").fetchall():
-                    for statement in _SCHEMA.strip().split(";\n"):
-                        database.execute(statement)
-                    database.execute("INSERT INTO ledger VALUES (?, ?)", (_FORMAT, secrets.token_bytes(32)))
-                rows = database.execute("SELECT format FROM ledger").fetchall()
-                database.execute("COMMIT")
-                if rows != [(_FORMAT,)]:
+                _create(self.path)
+            with _connect(self.path) as database:
+                if database.execute("PRAGMA quick_check").fetchall() != [("ok",)]:
+                    raise sqlite3.DatabaseError("damaged")
+                if database.execute("SELECT format, length(key) FROM ledger").fetchall() != [(_FORMAT, _KEY_BYTES)]:
                     raise DataError(f"{self.path} is no privacy ledger of this version")
                 yield database
-        except (sqlite3.Error, OSError) as error:
+        except (sqlite3.Error, OSError, TypeError, ValueError, OverflowError) as error:
             raise DataError(
                 f"the privacy ledger {self.path} cannot be read or written: restore it; without it the site does not"
                 " train"
             ) from error
+
+
+@contextlib.contextmanager
+def _connect(path: Path) -> Iterator[sqlite3.Connection]:
+    with contextlib.closing(sqlite3.connect(path, timeout=60, isolation_level=None)) as database:
+        database.execute("PRAGMA synchronous = FULL")
+        yield database
+
+
+def _create(path: Path) -> None:
+    """Creates a ledger at once: a file without tables is never a new ledger, but one that has lost its content."""
+    with tempfile.TemporaryDirectory(prefix=".ledger-", dir=path.parent) as folder:
+        new = Path(folder) / path.name
+        new.touch(mode=0o600)
+        with _connect(new) as database:
+            database.executescript(_SCHEMA)
+            database.execute("INSERT INTO ledger VALUES (?, ?)", (_FORMAT, secrets.token_bytes(_KEY_BYTES)))
+        with contextlib.suppress(FileExistsError):  # of another process of the site
+            os.link(new, path)
 
 
 class NoteTexts:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +20,7 @@ import numpy as np
 import torch
 
 from nosology.core import SYSTEMS, BundleError, Code, ConfigError, DataError, __version__
+from nosology.core.errors import printable
 from nosology.core.files import json_sha256
 from nosology.core.label_space import LabelSpace
 from nosology.federated.federation_settings import FederatedRecipe, FederationSettings, read_federated_recipe
@@ -28,6 +30,7 @@ from nosology.training.checkpoint import read_tensors, write_tensors
 
 PREPROCESSING = "text as given, standardised vectors"  # of heads
 COMPATIBILITY = ("package", "embedder", "dim", "preprocessing")  # must be equal at all sites
+_MAX_REASON = 2000  # characters of what differs between sites
 _MAX_NUMBER = 10**9  # notes of a site, or dimensions
 SETUP_FILE, ROUND_FILE = "setup.safetensors", "round.safetensors"
 HISTORY, PLOT = "history.csv", "history.png"  # written at the end and moved into the bundle
@@ -94,7 +97,7 @@ def incompatible_sites(metadata: Mapping[str, SiteMetadata], preprocessing: str 
     reference = next(site for site in in_order if site.embedder == most_common)
     in_order = sorted(metadata.items())
     reasons = {site: _differences(site_metadata, reference, preprocessing) for site, site_metadata in in_order}
-    return {site: "; ".join(differences) for site, differences in reasons.items() if differences}
+    return {site: printable("; ".join(parts))[:_MAX_REASON] for site, parts in reasons.items() if parts}
 
 
 def _differences(site: SiteMetadata, reference: SiteMetadata, preprocessing: str) -> list[str]:
@@ -234,14 +237,15 @@ class FederationSetup:
         if (content := _read(folder / SETUP_FILE)) is None:
             return None
         arrays, header = content
-        recipe = read_federated_recipe(header["recipe"])
-        return cls(
-            recipe,
-            LabelSpace(header["labels"]),
-            learner_of(recipe).unpack_inputs(arrays, header["inputs"]),
-            {site: SiteMetadata.from_json(metadata) for site, metadata in header["metadata"].items()},
-            header["notes"],
-        )
+        with _other_version(folder / SETUP_FILE):
+            recipe = read_federated_recipe(header["recipe"])
+            return cls(
+                recipe,
+                LabelSpace(header["labels"]),
+                learner_of(recipe).unpack_inputs(arrays, header["inputs"]),
+                {site: SiteMetadata.from_json(metadata) for site, metadata in header["metadata"].items()},
+                header["notes"],
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -269,12 +273,13 @@ class RoundCheckpoint:
     def load(cls, folder: Path, setup_hash: str) -> RoundCheckpoint | None:
         """The last checkpoint of a setup in a folder; None if there is none."""
         content = _read(folder / ROUND_FILE)
-        if content is None or content[1]["setup_hash"] != setup_hash:
+        if content is None or content[1].get("setup_hash") != setup_hash:
             return None
         arrays, header = content
-        weights = {name: arrays[f"weights/{name}"] for name in header.pop("order")}  # safetensors sorts by name
         state, learned = (marked(arrays, prefix) for prefix in ("optimizer/", "learned/"))
-        return cls(weights=weights, optimizer_state=state, learned=learned, **header)
+        with _other_version(folder / ROUND_FILE):
+            weights = {name: arrays[f"weights/{name}"] for name in header.pop("order")}  # safetensors sorts by name
+            return cls(weights=weights, optimizer_state=state, learned=learned, **header)
 
 
 def clear(folder: Path) -> None:
@@ -293,11 +298,17 @@ def _write(path: Path, arrays: Mapping[str, np.ndarray], header: dict[str, Any])
 def _read(path: Path) -> tuple[Arrays, dict[str, Any]] | None:
     if not path.is_file():
         return None
-    error = None
-    try:
+    with _other_version(path):
         metadata, tensors = read_tensors(path, "")
-        if metadata is not None:
-            return {name: tensor.numpy() for name, tensor in tensors.items()}, json.loads(metadata["state"])
-    except DataError as damage:
-        error = damage
-    raise BundleError(f"{path} is damaged or of another version: delete {path.parent} to start again") from error
+        if metadata is None:
+            raise ValueError("another version")
+        return {name: tensor.numpy() for name, tensor in tensors.items()}, dict(json.loads(metadata["state"]))
+
+
+@contextmanager
+def _other_version(path: Path) -> Iterator[None]:
+    """Raises BundleError if what is in a file cannot be read, or is not what this version writes."""
+    try:
+        yield
+    except (DataError, ConfigError, LookupError, TypeError, ValueError) as error:
+        raise BundleError(f"{path} is damaged or of another version: delete {path.parent} to start again") from error

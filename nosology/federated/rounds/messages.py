@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
+from nosology.core.errors import printable
 from nosology.core.label_space import LabelSpace
 from nosology.federated.federation_settings import FederationSettings
 from nosology.federated.rounds.compression import compressed_names, decompress
@@ -47,6 +48,7 @@ _FLOWER_ERRORS = {  # Flower's own error codes; their reasons may quote data and
 
 _RECORDS: dict[str, Any] = {kind.__name__: kind for kind in (ArrayRecord, MetricRecord, ConfigRecord)}
 _MAX_NUMBER = sys.float_info.max  # a larger whole number is no float
+MAX_REASON = 500  # characters of what a site says about itself
 MAX_VALUE = 1e6  # of a weight, a loss or a feature; larger values cannot come from training
 _MAX_DEPTH = 32  # of nested lists and dicts
 _MAX_NOTES, _MAX_CODES_PER_NOTE = 10**9, 10**3  # of an evaluation
@@ -165,7 +167,7 @@ def error_reply(code: int, reason: str, message: Message) -> Message:
 def error_reason(error: Error) -> str:
     """Why a site failed: its own sentence or the kind of the error, never the text of an exception."""
     if error.code in (REFUSED, FAILED, UNPREPARED):
-        return " ".join((error.reason or "no reason given").split())
+        return printable(" ".join((error.reason or "no reason given").split()))[:MAX_REASON]
     reason = _FLOWER_ERRORS.get(error.code, f"error {error.code}")
     exception = re.match(r"<class '([\w.]+)'>", error.reason or "")
     return f"{reason} ({exception[1].rpartition('.')[2]})" if exception else reason
@@ -214,7 +216,7 @@ def read_update(
         settings = None
     expected = set(initial) if settings is None else compressed_names(initial, settings)
     if wrong := sorted(set(arrays) ^ expected):
-        names = ", ".join(wrong[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
+        names = printable(", ".join(wrong[:3]))[:MAX_REASON] + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
         return f"arrays must be those of the model; {names} missing or not allowed"
     received: Arrays = {}
     for name in sorted(expected):

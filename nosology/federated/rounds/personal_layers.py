@@ -72,10 +72,12 @@ def load_personal(folder: Path, setup: str, until: int | None = None) -> Arrays:
     path = _path(folder, setup)
     if not path.is_file():
         return {}
-    metadata, tensors = read_tensors(path, "")
-    if metadata is None:
-        raise DataError(f"{path} has no personal layers of this version: delete it to start with new ones")
-    if until is not None and json.loads(metadata["state"])["round"] > until:
+    try:
+        metadata, tensors = read_tensors(path, "")
+        number = int(json.loads((metadata or {})["state"])["round"])
+    except (DataError, LookupError, TypeError, ValueError) as error:
+        raise DataError(f"{path} has no personal layers of this version: delete it to start with new ones") from error
+    if until is not None and number > until:
         return {}  # of an earlier run with the same labels and inputs
     return {name: tensor.numpy() for name, tensor in tensors.items()}
 

@@ -88,8 +88,9 @@ def test_corpus_of_the_files_equals_the_stream(folder, tmp_path):
 def test_invalid_arguments_raise_an_error(tmp_path):
     with pytest.raises(ConfigError, match="layout must be one of mimic4; got mimic3"):
         simulate(1, 0, tmp_path / "x", layout="mimic3")
-    with pytest.raises(ConfigError, match="patients must be at least 1; got 0"):
-        simulate(0, 0, tmp_path / "x")
+    for patients in (0, 10**20):
+        with pytest.raises(ConfigError, match=f"patients must be from 1 to 100,000,000; got {patients}"):
+            simulate(patients, 0, tmp_path / "x")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "data.txt").write_text("precious")
     with pytest.raises(OutputError, match="will not overwrite"):

@@ -10,7 +10,9 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
+import httpx
 import numpy as np
 import pytest
 import torch
@@ -22,6 +24,7 @@ from nosology.config import load_federated_recipe, load_recipe
 from nosology.core import ConfigError, DataError, FederationError
 from nosology.corpora.corpus import Corpus
 from nosology.encoders.embedder_config import EmbedderSettings
+from nosology.federated.deploy import deploy_site
 from nosology.federated.deploy.credentials import (
     create_server_credentials,
     create_site_key,
@@ -35,9 +38,7 @@ from nosology.federated.deploy.localhost_middleware import LocalhostMiddleware, 
 from nosology.federated.deploy.superlink import (
     ControlClient,
     SuperLinkServer,
-    check_address,
     follow_run,
-    local_address,
 )
 from nosology.federated.privacy.budget_ledger import BudgetLedger
 from nosology.federated.rounds.federated_site import FederatedSite
@@ -342,14 +343,6 @@ def test_server_does_not_listen_on_an_address_without_certificate(tmp_path):
     assert credentials.is_valid_for("10.1.2.3") and credentials.is_valid_for("127.0.0.1")
 
 
-@pytest.mark.parametrize(
-    ("listen", "expected"),
-    [("0.0.0.0", "127.0.0.1:8"), ("::", "127.0.0.1:8"), ("10.1.2.3", "10.1.2.3:8"), ("fd00::1", "[fd00::1]:8")],
-)
-def test_local_address_of_a_server(listen, expected):
-    assert local_address(listen, 8) == check_address(expected)
-
-
 def test_private_keys_are_private_and_never_replaced(tmp_path):
     credentials = create_server_credentials(tmp_path, ["federation.example.org"])
     private, public = create_site_key(tmp_path, "anna")
@@ -364,11 +357,38 @@ def test_private_keys_are_private_and_never_replaced(tmp_path):
     assert credentials.certificate.read_bytes() != certificate and public.exists()
 
 
+@pytest.mark.parametrize(
+    ("answers", "connects"),
+    [("refused", False), ("down refused accepted", True), ("down refused refused", False), ("down accepted", True)],
+)
+def test_site_that_waited_for_a_new_server_tries_twice(monkeypatch, answers, connects):
+    """A server answers before it has registered the keys of its sites."""
+    outcomes = {"refused": FederationError("refused"), "down": httpx.ConnectError("down"), "accepted": 7}
+    credentials = Mock(activate=Mock(side_effect=[outcomes[answer] for answer in answers.split()]))
+    monkeypatch.setattr(deploy_site, "RETRY_SECONDS", 0.0)
+    if connects:
+        assert deploy_site._wait_for_server(credentials, lambda line: None) == 7
+        return
+    with pytest.raises(FederationError, match="refused"):
+        deploy_site._wait_for_server(credentials, lambda line: None)
+
+
 def test_expired_certificate_raises(tmp_path):
     assert create_server_credentials(tmp_path, ["localhost"]).check()
     credentials = create_server_credentials(tmp_path, ["localhost"], days=0)
     with pytest.raises(DataError, match=r"server\.pem expired on \d{4}-\d\d-\d\d: delete it"):
         credentials.check()
+
+
+def test_certificate_of_the_server_does_not_outlast_that_of_the_authority(tmp_path, monkeypatch):
+    monkeypatch.setattr("nosology.federated.deploy.credentials.ROOT_DAYS", 10)
+    credentials = create_server_credentials(tmp_path, ["localhost"], days=730)
+    assert 9 * 86400 < credentials.end - time.time() < 10 * 86400 + 1
+    monkeypatch.setattr("nosology.federated.deploy.credentials.ROOT_DAYS", -1)
+    credentials.root.unlink()
+    with pytest.raises(DataError, match=r"root\.pem expired on \d{4}-\d\d-\d\d: delete it; every site needs"):
+        for _ in range(2):
+            create_server_credentials(tmp_path, ["localhost"])
 
 
 def test_invalid_credentials_raise(tmp_path):
@@ -382,8 +402,6 @@ def test_invalid_credentials_raise(tmp_path):
         create_site_key(tmp_path, "../anna")
     with pytest.raises(ConfigError, match="a host must be"):
         create_server_credentials(tmp_path, ["https://here"])
-    with pytest.raises(ConfigError, match="--server must be HOST:PORT"):
-        check_address("localhost")
 
 
 @pytest.mark.parametrize("trusted", [True, False])

@@ -41,7 +41,9 @@ def test_every_site_has_its_own_simulated_notes(corpora):
 
 
 def test_rehearsals_and_real_runs_do_not_mix():
-    assert load_recipe("heads-mlp", rehearsal_settings(3, 2)).federation.rehearsal
+    changed = ["federation.rounds=5", "federation.rehearsal=false"]
+    rehearsed = load_recipe("heads-mlp", rehearsal_settings(3, 2, changed)).federation
+    assert rehearsed.rehearsal and rehearsed.rounds == 5
     contexts = {name: Context(0, 0, {"rehearsal": name}, RecordDict(), {}) for name in ("", "yes")}
     messages = {
         value: SimpleNamespace(content=make_content(recipe=recipe(rehearsal=value).model_dump(mode="json")))

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from nosology.cli import app
 from nosology.config import load_federated_recipe
-from nosology.core import DataError, FederationError
+from nosology.core import ConfigError, DataError, FederationError
 from nosology.corpora.corpus import write_corpus
 from nosology.federated.federation_settings import PrivacySettings
 from nosology.federated.privacy.budget_ledger import BudgetLedger, Charge, NoteTexts
@@ -128,13 +128,28 @@ def test_ledger_has_no_text_and_is_private(tmp_path):
         assert hashes.isdisjoint(bytes(row[0]) for row in database.execute("SELECT note FROM members"))
 
 
-@pytest.mark.parametrize("content", [b"not a database, but long enough to be one" * 100, b"\0" * 4096])
+@pytest.mark.parametrize("content", [b"not a database, but long enough to be one" * 100, b"\0" * 4096, b""])
 def test_damaged_ledger_is_not_forgotten(folders, tmp_path, content):
     path = tmp_path / "a.budget"
     path.write_bytes(content)
     with pytest.raises(DataError, match=r"a\.budget cannot be read or written: restore it"):
         BudgetLedger(path).charge(NoteTexts([folders["half"]]), CHARGE, "1", 1)
     assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("table", ["ledger", "groups", "members", "charges"])
+def test_ledger_with_a_lost_page_is_not_used(folders, tmp_path, table):
+    path, texts = tmp_path / "a.budget", NoteTexts([folders["half"]])
+    BudgetLedger(path).charge(texts, CHARGE, "1", 1)
+    with sqlite3.connect(path) as database:
+        (root,) = database.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (table,)).fetchone()
+        (size,) = database.execute("PRAGMA page_size").fetchone()
+    content = bytearray(path.read_bytes())
+    content[(root - 1) * size : root * size] = bytes(size)
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"a\.budget cannot be read or written: restore it"):
+        BudgetLedger(path).charge(texts, CHARGE, "1", 2)
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_site_refuses_runs_that_exceed_its_policy(folders, tmp_path):
@@ -192,6 +207,8 @@ def test_budget_command(folders, tmp_path):
         assert shown.exit_code == 0, shown.exception
         assert f"{epsilon([(2.0, 0.25, 4)]):.3f}" in shown.output and "trained without noise" in shown.output
     assert "limit of the site: 8" in shown.output
+    undefined = CliRunner().invoke(app, ["federate", "budget", str(path), "--delta", "nan"])
+    assert isinstance(undefined.exception, ConfigError) and "--delta must be" in str(undefined.exception)
     (tmp_path / "site.toml").write_text('name = "berta"\nserver = "localhost:1"\nledger = "anna.budget"\n')
     shared = CliRunner().invoke(app, ["federate", "budget", str(tmp_path)])  # one ledger for two federations
     assert shared.exit_code == 0 and "limit of the site: none" in shared.output

@@ -480,16 +480,9 @@ def test_central_noise_costs_epsilon_in_every_round(tmp_path):
 def test_killed_server_resumes_to_the_same_weights(tmp_path, strategy):
     """A process is killed within a round; the resumed run gives the weights of an uninterrupted one."""
     out = tmp_path / "killed"
-    process = subprocess.Popen(
-        [sys.executable, str(Path(program.__file__)), str(out), strategy], stdout=subprocess.PIPE, text=True
-    )
-    for line in process.stdout:
-        if line.startswith("round 3/"):
-            time.sleep(0.15)  # the second site of round 4 is running
-            process.send_signal(signal.SIGKILL)
-            break
-    process.stdout.close()
-    assert process.wait() == -signal.SIGKILL and not out.exists()
+    command = [sys.executable, str(Path(program.__file__)), str(out), strategy]
+    ended = subprocess.run(command, capture_output=True, timeout=300)
+    assert ended.returncode == -signal.SIGKILL and not out.exists(), ended.stderr.decode()
     lines = []
     resumed = run(sites(4), program.settings(strategy), out, report=lines.append)
     assert lines[0].endswith("continues after round 3")

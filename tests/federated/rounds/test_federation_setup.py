@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -23,6 +24,7 @@ from nosology.federated.rounds.federation_setup import (
     shared_labels,
 )
 from nosology.models.heads.heads_net import Scaler
+from nosology.training.checkpoint import read_tensors, write_tensors
 from tests.federated.small_hospitals import CODES, DIM, IDENTITY, recipe
 
 A, B = Code("icd10cm", "I10"), Code("icd10cm", "E11.9")
@@ -49,6 +51,12 @@ def test_incompatible_sites_names_the_difference():
     assert f"package must be nosology {__version__}; got 0.0.1" in result["old"]
     assert "preprocessing must be" in result["reads otherwise"] and "'lower case'" in result["reads otherwise"]
     assert "no training notes" in result["empty"]
+
+
+def test_difference_of_a_site_cannot_change_the_terminal_of_the_server():
+    identity = EMBEDDER | {"\x1b[2J": 1, "model": "x" * 10**6}
+    result = incompatible_sites({"a": METADATA, "b": METADATA, "c": replace(METADATA, embedder="k", identity=identity)})
+    assert result["c"].startswith("embedder: \ufffd[2J must be None; got 1, model must be") and len(result["c"]) == 2000
 
 
 def test_tie_between_embedders_is_decided_by_the_first_site():
@@ -162,6 +170,18 @@ def test_flipped_bits_are_refused(tmp_path, name):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(BundleError, match=f"{name} is damaged or of another version: delete"):
             FederationSetup.load(tmp_path) if name == SETUP_FILE else RoundCheckpoint.load(tmp_path, "hash")
+
+
+def test_checkpoints_of_another_version_are_refused(tmp_path):
+    setup().save(tmp_path)
+    RoundCheckpoint("hash", 3, {"a": np.zeros(1, np.float32)}).save(tmp_path)
+    for path in (tmp_path / SETUP_FILE, tmp_path / ROUND_FILE):
+        metadata, tensors = read_tensors(path, "")
+        state = json.loads(metadata["state"])
+        state |= {"recipe": state["recipe"] | {"old": 1}} if "recipe" in state else {"old": 1}
+        write_tensors(path, tensors, "", state=json.dumps(state))
+        with pytest.raises(BundleError, match=f"{path.name} is damaged or of another version: delete"):
+            FederationSetup.load(tmp_path) if path.name == SETUP_FILE else RoundCheckpoint.load(tmp_path, "hash")
 
 
 def test_failed_save_keeps_the_last_checkpoint(tmp_path):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.app.metadata import Metadata
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from hypothesis import given
@@ -17,6 +17,9 @@ from nosology.core.label_space import LabelSpace
 from nosology.federated.rounds.federated_site import SiteCounts
 from nosology.federated.rounds.messages import (
     CONFIG,
+    MAX_REASON,
+    REFUSED,
+    error_reason,
     get_value,
     make_content,
     pack_message,
@@ -29,6 +32,11 @@ from nosology.training.calibration import PlattScaling
 from tests.federated.small_hospitals import CODES, DIM, notes
 
 LABELS = LabelSpace(CODES)
+
+
+def test_reason_of_a_site_cannot_change_the_terminal_of_the_server():
+    reason = error_reason(Error(REFUSED, "no\x1b[2J \x9b31m\nnotes" + "!" * 10**6))
+    assert reason.startswith("no\ufffd[2J \ufffd31m notes!!") and len(reason) == MAX_REASON
 
 
 def reply(arrays: dict[str, np.ndarray], **values) -> Message:
