@@ -28,7 +28,8 @@ class AuditFolder(RecordFolder):
 
     def __init__(self, folder: str | Path, settings: Mapping[str, Any]):
         """settings: what was audited and how; OutputError if the folder has an audit with other ones."""
-        super().__init__(folder, settings, what="an audit", records=FINDINGS, manifest=SETTINGS)
+        members = ("coder", "billed", "findings")
+        super().__init__(folder, settings, what="an audit", records=FINDINGS, manifest=SETTINGS, members=members)
 
     def finish(self, counts: Mapping[str, int]) -> dict[str, Any]:
         """The summary, after findings.csv, summary.json and index.html are written. counts: further numbers for it."""

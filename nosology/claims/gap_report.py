@@ -39,7 +39,8 @@ class GapFolder(RecordFolder):
 
     def __init__(self, folder: str | Path, settings: Mapping[str, Any]):
         """settings: what is read and how; OutputError if the folder has a run with other ones."""
-        super().__init__(folder, settings, what="gaps", records=RECORDS, manifest=SETTINGS)
+        members = ("specialty", "codes", "gaps")
+        super().__init__(folder, settings, what="gaps", records=RECORDS, manifest=SETTINGS, members=members)
 
     def finish(self, counts: Mapping[str, int]) -> dict[str, Any]:
         """The summary, after ranked.csv, encounters.csv, gaps.json and index.html are written.

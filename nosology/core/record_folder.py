@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,23 @@ from nosology.core.files import check_results_folder, output_errors, private_fil
 class RecordFolder:
     """The records of a run while it runs: JSON lines, each with an id. Only the owner of the folder can read them."""
 
-    def __init__(self, folder: str | Path, settings: Mapping[str, Any], *, what: str, records: str, manifest: str):
+    def __init__(
+        self,
+        folder: str | Path,
+        settings: Mapping[str, Any],
+        *,
+        what: str,
+        records: str,
+        manifest: str,
+        members: Collection[str],
+    ):
         """settings: what is read and how; OutputError if the folder has records with other ones.
 
-        what: a name of the run for messages. records, manifest: names of the files of records and settings.
+        what: a name of the run for messages. records, manifest: names of the files of records and settings. members:
+        that every record without an error has.
         """
         self.path, self.settings = Path(folder), dict(settings)
-        self._file = self.path / records
+        self._file, self._members = self.path / records, frozenset(members)
         check_results_folder(self.path, own=(manifest,))
         with output_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
@@ -40,9 +50,15 @@ class RecordFolder:
         if complete < len(content):
             os.truncate(self._file, complete)
         try:
-            return {str(json.loads(line)["id"]) for line in content[:complete].splitlines()}
-        except (ValueError, LookupError, TypeError, RecursionError) as error:
+            return {self._id(json.loads(line)) for line in content[:complete].splitlines()}
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise OutputError(f"{self._file} is damaged; give another folder") from error
+
+    def _id(self, record: Mapping[str, Any]) -> str:
+        """The id of a stored record; LookupError if a member is missing."""
+        if "error" not in record and not self._members <= record.keys():
+            raise LookupError("a record is not complete")
+        return str(record["id"])
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Stores the record of an encounter."""
