@@ -1,10 +1,11 @@
 """What the verifier of sibling codes changes in audits: python benchmarks/quality/sibling_audit.py FILE [options]
 
-python benchmarks/quality/sibling_audit.py FILE [--coder BUNDLE] [--reference claim|coder] [--limit N]
+python benchmarks/quality/sibling_audit.py FILE [--coder BUNDLE] [--auditor DIR] [--reference claim|coder] [--limit N]
+    [--fit PATIENTS]
 
-FILE: as of audit.py beside this file. Each bill is audited with and without the verifier of the coder: untouched, with
-a quarter of its codes replaced by siblings, and with codes of another note. `named`: planted siblings for which the
-finding names the code that was replaced. Nothing is trained or chosen here.
+FILE, --auditor and --fit: as of audit.py beside this file. Each bill is audited with and without the verifier of the
+coder: untouched, with a quarter of its codes replaced by siblings, and with codes of another note. `named`: planted
+siblings for which the finding names the code that was replaced. Nothing is chosen here.
 """
 
 from __future__ import annotations
@@ -12,13 +13,16 @@ from __future__ import annotations
 import argparse
 import random
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
-from audit import RELATED, _cases, _gold  # beside this file
+from audit import RELATED, _cases, _gold, _simulated_auditor  # beside this file
 
 from nosology.audit.encounter_audit import REFERENCES, audit_encounter
 from nosology.audit.finding import BilledCode, EncounterAudit
 from nosology.audit.planted_errors import plant
+from nosology.audit.support_features import MAX_SUGGESTIONS
+from nosology.audit.support_model import SupportModel
 from nosology.core import Code
 from nosology.models.siblings.sibling_chooser import SiblingChooser
 from nosology.serving.coder import Coder
@@ -26,19 +30,33 @@ from nosology.serving.coder import Coder
 WRONG = ("unsupported", *RELATED)
 
 
-def measure(cases: list[dict[str, Any]], coder: Coder, chooser: SiblingChooser, reference: str) -> dict[str, Counter]:
+def measure(
+    cases: list[dict[str, Any]],
+    coder: Coder,
+    chooser: SiblingChooser,
+    reference: str,
+    auditor: SupportModel | None = None,
+) -> dict[str, Counter]:
     """Counts without and with the verifier."""
     counts = {"without": Counter[str](), "with": Counter[str]()}
     for number, case in enumerate(cases):
         gold, others = _gold(case), _gold(cases[(number + 1) % len(cases)])
-        suggestions = coder.code(case["text"])
+        suggestions = coder.code(case["text"], MAX_SUGGESTIONS if auditor else None)
         stated = {"setting": case["setting"].split()[0]} if case.get("setting") else {}
         for kind in ("untouched", "sibling", "foreign"):
             bill = plant(kind, gold, others, random.Random(f"0 {case['id']} {kind}"))
             billed = [BilledCode(Code("icd10cm", code)) for code in bill.codes]
+            judgement = auditor.judge(case["text"], bill.codes, suggestions) if auditor else None
             for name, used in (("without", None), ("with", chooser)):
                 result = audit_encounter(
-                    case["id"], case["text"], billed, suggestions, stated, reference=reference, chooser=used
+                    case["id"],
+                    case["text"],
+                    billed,
+                    suggestions,
+                    stated,
+                    reference=reference,
+                    judgement=judgement,
+                    chooser=used,
                 )
                 _count(counts[name], kind, result, bill.planted, set(gold) - set(bill.codes))
     return counts
@@ -61,6 +79,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file", help="or the number of simulated patients")
     parser.add_argument("--coder", default="day-one")
+    parser.add_argument("--auditor", type=Path)
+    parser.add_argument("--fit", type=int, metavar="PATIENTS")
     parser.add_argument("--reference", choices=REFERENCES, default="claim")
     parser.add_argument("--limit", type=int)
     arguments = parser.parse_args()
@@ -69,7 +89,10 @@ def main() -> None:
         parser.error("this coder has no verifier of siblings")
     cases = [case for case in _cases(arguments.file) if len(_gold(case)) > 1][: arguments.limit]
     coder = Coder.for_claims(arguments.coder, systems=["icd10cm"])
-    for name, row in measure(cases, coder, chooser, arguments.reference).items():
+    auditor = SupportModel.for_coder(arguments.auditor, arguments.coder) if arguments.auditor else None
+    if arguments.fit:
+        auditor = _simulated_auditor(coder, arguments.coder, arguments.fit)
+    for name, row in measure(cases, coder, chooser, arguments.reference, auditor).items():
         print(f"{name:<8} false alarms {row['false alarms'] / row['codes']:.3f} of {row['codes']:,}", end="")
         for kind in ("sibling", "foreign"):
             planted, findings, found = (row[f"{kind} {it}"] for it in ("planted", "findings", "found"))

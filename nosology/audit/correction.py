@@ -67,10 +67,15 @@ def _effect(old: DrgGroup, new: DrgGroup, before: HccScore, after: HccScore, wei
         drg=old.drg,
         drg_after=new.drg,
         weight=None if earlier is None or later is None else round(later - earlier, 4),
-        risk=round((after.risk or 0.0) - (before.risk or 0.0), 4),
+        risk=round(_risk_of_codes(after) - _risk_of_codes(before), 4),
         added=tuple(sorted(counted[1] - counted[0])),
         dropped=tuple(sorted(counted[0] - counted[1])),
     )
+
+
+def _risk_of_codes(score: HccScore) -> float:
+    """The risk score without its demographic part, which a bill without any diagnosis has, too."""
+    return 0.0 if score.risk is None else score.risk - score.demographic
 
 
 def _weight(group: DrgGroup, weights: Weights) -> float | None:

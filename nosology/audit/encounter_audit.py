@@ -49,9 +49,9 @@ def audit_encounter(
     suggestions: of a coder loaded for claims. stated: fields of the encounter; what is missing is read from the text.
     reference: see REFERENCES. weights: of the DRGs. min_confidence: of a finding; None: 0.5, and for the codes of a
     judgement its own thresholds. judgement: of a support model; then it decides about codes, and the most confident
-    findings come first. chooser: of the coder, for the claim; without a judgement it also names the code of the
-    category that the text supports in place of a billed one that it does not support. Billed procedures count for
-    checks and groups; their support is not audited.
+    findings come first. chooser: of the coder, for the claim; it also names the code of the category that the text
+    supports in place of a billed one that it does not name. Billed procedures count for checks and groups; their
+    support is not audited.
     """
     if reference not in REFERENCES:
         raise ConfigError(f"reference must be one of {', '.join(REFERENCES)}; got {reference!r}")
@@ -133,21 +133,21 @@ class _EncounterBill:
         explained: set[str] = set()
         for item in self._billed:
             code, named = item.code, self._mentions.of(item.code.code)
-            better = self._alternative(code.code, judgement, explained)
-            if better is not None and judgement.is_found("other_code", code.code):
-                explained.add(better.code)
-                kind, reason = self._compare(code.code, better.code)
-                confidence = judgement.other_code[code.code]
-                yield Finding(kind, code, reason, confidence, "", better.code, _spans(better))
+            if judgement.is_found("other_code", code.code) and (
+                other := self._alternative(code, judgement, explained) or self._of_category(code, explained)
+            ):
+                explained.add(other.instead)
+                yield replace(other, confidence=judgement.other_code[code.code])
                 continue
             usable = tuple(dict.fromkeys(it.span for it in named if it.objection is None))
             if judgement.is_found("unsupported", code.code):
                 doubted = Finding(
                     "unsupported", code, "a term names it, but note and bill are unlike it", 0, "", "", usable
                 )
-                finding = doubted if usable else self._unsupported(code, named)
+                finding = doubted if usable else self._unsupported(code, named, explained)
+                explained.add(finding.instead)
                 yield replace(finding, confidence=judgement.unsupported[code.code])
-            elif denied := judgement.denied_counts and self._mentions.denied(
+            elif denied := judgement.denied_counts and self._mentions.denied_or_over(
                 code.code, _spans(self._suggested.get(code.code))
             ):
                 yield _contradicted(code, denied)
@@ -159,10 +159,14 @@ class _EncounterBill:
                 reason = "the text supports it and it is not billed"
                 yield Finding("not_billed", Code("icd10cm", name), reason, confidence, evidence=spans)
 
-    def _alternative(self, code: str, judgement: Judgement, explained: set[str]) -> Suggestion | None:
-        """The most probable code of the same category that may be missing."""
-        names = [name for name in judgement.not_billed if name[:3] == code[:3] and name not in explained]
-        return max((self._suggested[name] for name in names), key=lambda it: it.probability, default=None)
+    def _alternative(self, code: Code, judgement: Judgement, explained: set[str]) -> Finding | None:
+        """That the most probable code of the same category that may be missing stands for a billed one."""
+        names = [name for name in judgement.not_billed if name[:3] == code.code[:3] and name not in explained]
+        better = max((self._suggested[name] for name in names), key=lambda it: it.probability, default=None)
+        if better is None:
+            return None
+        kind, reason = self._compare(code.code, better.code)
+        return Finding(kind, code, reason, better.probability, "", better.code, _spans(better))
 
     def _judge(self, code: Code, explained: set[str]) -> Finding | None:
         """What is wrong with a billed code; None, and an entry in supported, if the text supports it."""
@@ -181,10 +185,7 @@ class _EncounterBill:
         if usable or suggested:
             self.supported[code] = tuple(dict.fromkeys(it.span for it in usable)) or suggested
             return None
-        found = self._unsupported(code, named)
-        if found.evidence or self._siblings is None:  # mentions that do not count, or a rule, explain it
-            return found
-        return self._of_category(code, explained) or found
+        return self._unsupported(code, named, explained)
 
     def _of_category(self, code: Code, explained: set[str]) -> Finding | None:
         """That the text supports another code of the category, where it does not name the billed one."""
@@ -195,8 +196,11 @@ class _EncounterBill:
         confidence = max(found.probability, _UNSURE)  # the billed code is wrong, whichever the right one is
         return Finding(kind, code, reason, confidence, SIBLINGS, found.code, found.evidence)
 
-    def _unsupported(self, code: Code, named: Sequence[NamedAt]) -> Finding:
-        """That the text does not support a code, with the mentions that do not count or the names looked for."""
+    def _unsupported(self, code: Code, named: Sequence[NamedAt], explained: set[str]) -> Finding:
+        """That the text does not support a code: with mentions that do not count, the code that it supports, or names.
+
+        The names are those that were looked for.
+        """
         if any(it.objection for it in named):
             return _contradicted(code, named)
         for left in self.claim.left_out:
@@ -209,7 +213,8 @@ class _EncounterBill:
             reason = f"the text names only {', '.join(others)} of its category: {objection.reason}"
             spans = tuple(it.span for mentions in others.values() for it in mentions)
             return Finding("unsupported", code, reason, _NOT_FOUND, objection.rule, "", spans, looked_for)
-        return Finding("unsupported", code, "the text does not name it", _NOT_FOUND, looked_for=looked_for)
+        missing = Finding("unsupported", code, "the text does not name it", _NOT_FOUND, looked_for=looked_for)
+        return self._of_category(code, explained) or missing
 
     def with_words(self, finding: Finding) -> Finding:
         """The finding with its words of the text, none twice; without any, with the names that were looked for."""

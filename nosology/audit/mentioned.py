@@ -16,7 +16,8 @@ from nosology.models.lexicon.mentions import find_mentions
 from nosology.text.context import CATEGORIES
 
 _MAX_NAMES = 6
-_DENIALS = frozenset({"negated", "ruled-out"})  # objections by which the note says that the patient does not have it
+# Objections by which the note says that the patient does not have it, or not any more.
+_ABSENT = frozenset({"negated", "ruled-out", "historical", "past", "resolved", "copied"})
 _MARKS = {
     "negated": "the note denies it",
     "family": "the note says it of a relative",
@@ -56,15 +57,18 @@ class MentionedCodes:
         found = {it: [named for named in self.of(it) if named.is_first] for it in others}
         return {it: named for it, named in found.items() if named}
 
-    def denied(self, code: str, coded: Iterable[Span]) -> list[NamedAt]:
-        """The mentions of a code if the note denies all of them; else none. coded: where a coder finds the code."""
+    def denied_or_over(self, code: str, coded: Iterable[Span]) -> list[NamedAt]:
+        """The mentions of a code if the note denies all of them or calls them over; else none.
+
+        coded: where a coder finds the code.
+        """
         mentions = self.of(code)
         for span in coded:
             context = self._draft.context(span)
             marks = tuple(getattr(context, category) for category in CATEGORIES)
             mentions.append(NamedAt(span, self._objection(span, marks, code), False))
-        is_denied = all(it.objection and it.objection.rule in _DENIALS for it in mentions)
-        return mentions if is_denied else []
+        is_absent = all(it.objection and it.objection.rule in _ABSENT for it in mentions)
+        return mentions if is_absent else []
 
     def _objection(self, span: Span, marks: tuple[bool, ...], code: str) -> Objection | None:
         if code in self._draft.table and (found := objection(self._draft, span, code)):

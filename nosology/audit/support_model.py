@@ -25,7 +25,7 @@ FIRST = "first"
 """The classifier whose probabilities that billed codes are foreign give the features of bill_context."""
 MANIFEST, WEIGHTS = "auditor.json", "auditor.safetensors"
 _STATISTICS, _SIMILARITY = "statistics", "similarity"  # names of arrays
-_MAX_DENIED = 0.02  # share of right codes that the notes deny, up to which denied codes are errors
+_MAX_DENIED = 0.02  # share of right codes that the notes deny or call over, up to which such codes are errors
 _ALL_FEATURES = FEATURES + SIMILARITIES + CONTEXT
 _LEAST_PROBABILITY, _MAX_CANDIDATES = 0.01, 60  # of a suggested code that may be missing
 
@@ -38,7 +38,7 @@ class Judgement:
     other_code: dict[str, float]
     not_billed: dict[str, float]
     thresholds: dict[str, float]
-    denied_counts: bool = False  # whether a code that the note denies is an error
+    denied_counts: bool = False  # whether a code that the note denies or calls over is an error
 
     def is_found(self, kind: str, code: str) -> bool:
         """Whether the probability of a finding reaches the threshold of its kind."""
@@ -61,8 +61,8 @@ class SupportModel:
 
     @property
     def denied_counts(self) -> bool:
-        """Whether a billed code that the note denies is an error: not if the coders of the corpus code such ones."""
-        return self.measured.get("untouched", {}).get("denied", 1.0) <= _MAX_DENIED
+        """Whether a code that the note denies or calls over is an error: not if the corpus has many such ones."""
+        return self.measured.get("untouched", {}).get("denied_or_over", 1.0) <= _MAX_DENIED
 
     def judge(self, text: str, bill: Sequence[str], suggestions: Sequence[Suggestion]) -> Judgement:
         """The probabilities for the ICD-10-CM codes of a bill; suggestions: up to MAX_SUGGESTIONS of the coder."""

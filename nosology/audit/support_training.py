@@ -164,7 +164,7 @@ def fit_support_model(
             thresholds[name] = max(thresholds[name], float(np.nextafter(limit, np.inf)))  # ties are no findings
         probabilities[name] = held_out
     measured = _measure(rows, probabilities, thresholds)
-    measured["untouched"]["denied"] = round(_denied_share(notes, suggestions), 3)
+    measured["untouched"]["denied_or_over"] = round(_denied_share(notes, suggestions), 3)
     statistics = BillStatistics.count((_diagnoses(note), set(note_keys(note.text))) for note in notes)
     return SupportModel(statistics, classifiers, thresholds, coder, similarity, measured)
 
@@ -187,7 +187,7 @@ def _measure(
 
 
 def _denied_share(notes: Sequence[Note], suggestions: Sequence[Sequence[Suggestion]]) -> float:
-    """The share of the codes of notes that the notes deny wherever they name them."""
+    """The share of the codes of notes that the notes deny or call over wherever they name them."""
     codes = denied = 0
     shown = progress(list(zip(notes, suggestions))[:_USUAL_NOTES], "reading denied mentions", unit="notes")
     for note, of_note in shown:
@@ -195,7 +195,7 @@ def _denied_share(notes: Sequence[Note], suggestions: Sequence[Sequence[Suggesti
         found = {it.code: [Span(part.start, part.end) for part in it.evidence] for it in of_note}
         names = _diagnoses(note)
         codes += len(names)
-        denied += sum(bool(mentions.denied(name, found.get(name, ()))) for name in names)
+        denied += sum(bool(mentions.denied_or_over(name, found.get(name, ()))) for name in names)
     return denied / max(1, codes)
 
 
@@ -260,7 +260,9 @@ def best_threshold(probabilities: np.ndarray, target: np.ndarray, errors: int, p
     if not len(order):
         return 1.0
     found, findings = np.cumsum(target[order]), np.arange(1, len(order) + 1)
-    f1 = 2 * found / (findings + max(1, errors))
-    precise = np.flatnonzero((found >= precision * findings) & (f1 >= _KEPT_F1 * f1.max()))
+    descending = probabilities[order]
+    is_last = np.append(descending[1:] < descending[:-1], True)  # a threshold finds all codes of one probability
+    f1 = np.where(is_last, 2 * found / (findings + max(1, errors)), 0.0)
+    precise = np.flatnonzero(is_last & (found >= precision * findings) & (f1 >= _KEPT_F1 * f1.max()))
     last = precise[-1] if precision and len(precise) else np.argmax(f1)
-    return float(probabilities[order[int(last)]])
+    return float(descending[int(last)])

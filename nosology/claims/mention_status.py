@@ -107,6 +107,17 @@ _OVER = re.compile(
     r"|cleared)\b",
     re.I,
 )
+_OVER_SINCE = re.compile(  # "cellulitis of the leg, which resolved years ago"
+    r"\b(?:resolved|healed|cleared|cured)\b[^.,;:\n]{0,20}\b"
+    r"(?:(?:months|years|decades) ago|in (?:(?P<year>(?:19|20)\d\d)|childhood|infancy)|as a child)\b",
+    re.IGNORECASE,
+)
+_SAME_DISEASE = re.compile(  # what may stand between a disease and that it is over
+    r"(?:(?!\b(?:and|or|but|while|not|never)\b)[^.,;:\n])*"
+    r"(?:, ?(?:(?:which|that|has|have|had|is|was|now|since|completely|fully|entirely|long) )*)?",
+    re.IGNORECASE,
+)
+_AFTERMATH = "Z00-Z99|I25.2|I69"  # codes of what is over
 _RESOLVED = re.compile(r"\bresolved\b|\bcured\b|\bdelivered\b|\bmiscarriage\b", re.IGNORECASE)
 _YEAR = re.compile(r"\b(?:19|20)\d\d\b")
 _OLD_LIST = re.compile(r"problem list|past|prior|pmh|copied|carried|imported|history", re.IGNORECASE)
@@ -158,7 +169,9 @@ def objection(draft: Draft, span: Span, code: str) -> Objection | None:
         return Objection("ruled-out", "the note says that it was ruled out")
     if context.historical and code[0] != "Z" and draft.assessment.is_discussion and _is_detail(draft, span):
         return Objection("past", "the assessment mentions it only as history")
-    if not draft.encounter.is_inpatient and code[0] != "Z" and _OVER.match(after):
+    if _was_over_before(draft, code, after) or (
+        (context.historical or not draft.encounter.is_inpatient) and code[0] != "Z" and _OVER.match(after)
+    ):
         return Objection("resolved", "the note says that it is over")
     if is_resolved(draft, span, code):
         return Objection("resolved", "the report says that it has resolved")
@@ -169,6 +182,14 @@ def objection(draft: Draft, span: Span, code: str) -> Objection | None:
     if draft.encounter.role == "pathology" and kind != "discharge_diagnosis" and _has_finding(draft):
         return Objection("report", "the final diagnosis of the report is coded")
     return None
+
+
+def _was_over_before(draft: Draft, code: str, after: str) -> bool:
+    """Whether a disease no longer existed long before the encounter, which no setting codes (III.A, IV.J)."""
+    found = _OVER_SINCE.search(after)
+    if found is None or not _SAME_DISEASE.fullmatch(after, 0, found.start()) or matches(_AFTERMATH, code):
+        return False
+    return not found["year"] or not draft.encounter.date or found["year"] < draft.encounter.date[:4]
 
 
 def _is_alternative(draft: Draft, span: Span, before: str, after: str) -> bool:

@@ -43,7 +43,7 @@ class RecordFolder:
             os.truncate(self._file, complete)
         try:
             return {str(json.loads(line)["id"]) for line in content[:complete].splitlines()}
-        except (ValueError, LookupError, TypeError, RecursionError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise OutputError(f"{self._file} is damaged; give another folder") from error
 
     def append(self, record: Mapping[str, Any]) -> None:

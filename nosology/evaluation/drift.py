@@ -34,7 +34,7 @@ class DriftMonitor:
         self.highest = 0.0  # log of the largest wealth so far
         self.notes = 0
         self.alarm_at: int | None = None  # the number of the note that raised the alarm, from 1
-        self._earlier = sorted(map(float, reference))
+        self._earlier = sorted(map(_finite, reference))
         self._shares = np.full(len(STAKES), 1 / len(STAKES))
         self._rng = np.random.default_rng(seed)
 
@@ -45,7 +45,7 @@ class DriftMonitor:
 
     def add(self, value: float) -> bool:
         """Whether the alarm is raised, after one more note."""
-        p = self._p_value(float(value))
+        p = self._p_value(_finite(value))
         shares = (1 - JUMP) * self._shares + JUMP / len(STAKES)
         shares = shares * (1 + STAKES * (p - 0.5))
         gain = float(shares.sum())
@@ -65,8 +65,12 @@ class DriftMonitor:
 
     def _p_value(self, value: float) -> float:
         """The rank of a number among all earlier ones and itself, ties broken at random: uniform in (0, 1)."""
-        if not math.isfinite(value):
-            raise ConfigError("a monitored number must be finite")
         below, upto = bisect_left(self._earlier, value), bisect_right(self._earlier, value)
         insort(self._earlier, value)
         return (below + self._rng.random() * (upto - below + 1)) / len(self._earlier)
+
+
+def _finite(value: float) -> float:
+    if not math.isfinite(value):
+        raise ConfigError("a monitored number must be finite")
+    return float(value)

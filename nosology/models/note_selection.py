@@ -23,7 +23,7 @@ import numpy as np
 from pydantic import Field
 
 from nosology.core import ConfigError, DataError, Note, OutputError
-from nosology.core.files import atomic_file
+from nosology.core.files import atomic_file, escape_formula
 from nosology.core.model import Model
 from nosology.core.settings import Settings
 from nosology.corpora.corpus import Corpus, write_corpus
@@ -182,7 +182,8 @@ def write_selection(chosen: Sequence[SelectedNote], path: Path) -> None:
         writer = csv.writer(file)
         writer.writerow(["order", *SelectedNote.__slots__])
         for order, item in enumerate(chosen, 1):
-            writer.writerow([order, item.id, *(f"{getattr(item, name):.4f}" for name in SelectedNote.__slots__[1:])])
+            scores = (f"{getattr(item, name):.4f}" for name in SelectedNote.__slots__[1:])
+            writer.writerow([order, escape_formula(item.id), *scores])
 
 
 def write_selected_corpus(chosen: Sequence[SelectedNote], source: Corpus, folder: Path) -> Corpus:

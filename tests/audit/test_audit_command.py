@@ -89,6 +89,15 @@ def test_a_stopped_audit_continues_and_gives_the_same_report(run, inputs):
     assert code == 1 and "other files or with other settings" in err
 
 
+@pytest.mark.parametrize("line", ['{"id": "z"}', "[]", "{"])
+def test_a_damaged_record_is_a_sentence(run, inputs, line):
+    assert run(*options(*inputs))[0] == 0
+    with (inputs[2] / "findings.jsonl").open("a", encoding="utf-8") as file:
+        file.write(f"{line}\n")
+    code, _, err = run(*options(*inputs))
+    assert code == 1 and "is damaged; give another folder" in err
+
+
 @pytest.fixture
 def many(tmp_path):
     """20 encounters; their findings differ."""

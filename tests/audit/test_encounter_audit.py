@@ -210,6 +210,14 @@ def test_json_has_offsets_and_words(coder):
     assert record["findings"][0]["kind"] in KINDS and "text" not in record
 
 
+@pytest.mark.parametrize(("code", "lowers"), [("J18.9", False), ("I50.23", True)])
+def test_the_removal_of_the_only_code_lowers_the_risk_score_by_its_hcc_alone(coder, code, lowers):
+    text = "DISCHARGE DIAGNOSES: No pneumonia. No acute on chronic systolic heart failure."
+    effect = by_code(audit(coder, [code], text))[code].effect
+    both = by_code(audit(coder, ["I10", code], f"{text} Essential hypertension."))[code].effect
+    assert effect.risk == both.risk and (effect.risk < 0) == lowers == bool(effect.dropped)
+
+
 def test_a_correction_changes_only_what_it_names():
     bill = tuple(BilledCode(Code("icd10cm", code), "Y") for code in ("I50.9", "N18.4"))
 

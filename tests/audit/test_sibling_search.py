@@ -6,6 +6,7 @@ import pytest
 
 from nosology.audit.encounter_audit import audit_encounter
 from nosology.audit.finding import BilledCode
+from nosology.audit.support_model import Judgement
 from nosology.claims.sibling_choice import RULE
 from nosology.core import Code, EvidenceSpan, Suggestion
 from nosology.models.siblings.sibling_chooser import SiblingChooser
@@ -19,12 +20,14 @@ def chooser():
     return SiblingChooser.load("day-one")
 
 
-def audit(billed, chooser, text=TEXT, words="chronic systolic heart failure", suggested="I50.22"):
+def audit(billed, chooser, text=TEXT, words="chronic systolic heart failure", suggested="I50.22", judgement=None):
     start = text.index(words)
     span = EvidenceSpan(start, start + len(words), words, 0.3)
     weak = Suggestion("icd10cm", suggested, "", 0.3, False, (span,))  # named, but not accepted
     codes = [BilledCode(Code("icd10cm", code)) for code in billed]
-    result = audit_encounter("n", text, codes, [weak], {"setting": "outpatient"}, reference="coder", chooser=chooser)
+    result = audit_encounter(
+        "n", text, codes, [weak], {"setting": "outpatient"}, reference="coder", chooser=chooser, judgement=judgement
+    )
     return {item.code.code: item for item in result.findings if item.kind != "conflict"}
 
 
@@ -34,6 +37,19 @@ def test_the_code_that_the_text_supports_is_named_in_place_of_an_unsupported_one
     assert (found.kind, found.instead, found.rule) == ("other_code", "I50.22", RULE)
     assert [TEXT[span.start : span.end] for span in found.evidence] == ["chronic systolic heart failure"]
     assert 0.6 <= found.confidence <= 1
+
+
+@pytest.mark.parametrize(("kind", "confidence"), [("unsupported", 0.83), ("other_code", 0.72)])
+def test_a_code_that_an_auditor_doubts_has_the_supported_one_named(chooser, kind, confidence):
+    doubts = {"unsupported": {"I50.33": 0.0}, "other_code": {"I50.33": 0.0}, "not_billed": {}}
+    doubts[kind] = {"I50.33": confidence}
+    judgement = Judgement(**doubts, thresholds=dict.fromkeys(doubts, 0.5))
+    found = audit(["I50.33"], chooser, judgement=judgement)["I50.33"]
+    assert (found.kind, found.instead, found.rule) == ("other_code", "I50.22", RULE) and found.evidence
+    assert found.confidence == confidence
+    assert {it.kind for it in audit(["I50.33"], None, judgement=judgement).values()} <= {"unsupported"}
+    trusted = Judgement({}, {}, {}, dict.fromkeys(doubts, 0.5))
+    assert audit(["I50.33"], chooser, judgement=trusted) == {}
 
 
 def test_words_of_a_code_that_is_billed_explain_no_other_code(chooser):

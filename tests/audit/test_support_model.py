@@ -198,18 +198,22 @@ def test_findings_of_a_judgement_have_its_probabilities_and_come_by_confidence()
     assert [item.code.code for item in sure.findings if item.kind != "conflict"] == ["I50.23"]
 
 
-def test_a_denied_code_is_an_error_unless_the_coders_of_the_corpus_code_denied_ones(model):
-    text = "Gout of the toe. No asthma."
-    suggestions = [Suggestion("icd10cm", "J45.909", "", 0.9, True, (EvidenceSpan(20, 26, "asthma", 0.9),))]
+@pytest.mark.parametrize(
+    ("mention", "rule"), [("No asthma.", "negated"), ("History of asthma, resolved years ago.", "resolved")]
+)
+def test_a_code_that_is_denied_or_over_is_an_error_unless_the_coders_of_the_corpus_code_it(model, mention, rule):
+    text = f"Gout of the toe. {mention}"
+    start = text.index("asthma")
+    suggestions = [Suggestion("icd10cm", "J45.909", "", 0.9, True, (EvidenceSpan(start, start + 6, "asthma", 0.9),))]
     billed = [BilledCode(Code("icd10cm", code)) for code in ("M10.9", "J45.909")]
     thresholds = {"unsupported": 0.3, "other_code": 0.5, "not_billed": 0.5}
-    for denied_counts, expected in ((True, [("unsupported", "J45.909", "negated")]), (False, [])):
+    for denied_counts, expected in ((True, [("unsupported", "J45.909", rule)]), (False, [])):
         judgement = Judgement({}, {}, {}, thresholds, denied_counts)
         result = audit_encounter("n", text, billed, suggestions, {}, reference="coder", judgement=judgement)
         found = [(item.kind, item.code.code, item.rule) for item in result.findings if item.kind != "conflict"]
         assert found == expected
-    assert model.denied_counts and model.measured["untouched"]["denied"] == 0
-    measured = {"untouched": model.measured["untouched"] | {"denied": 0.05}}
+    assert model.denied_counts and model.measured["untouched"]["denied_or_over"] == 0
+    measured = {"untouched": model.measured["untouched"] | {"denied_or_over": 0.05}}
     assert not replace(model, measured=measured).denied_counts
 
 
@@ -226,6 +230,13 @@ def test_the_lowest_threshold_with_a_precision_is_chosen_and_the_best_f1_where_i
     few = np.array([True, False, True, True, True])  # at a precision of 0.9 it finds one of four
     assert best_threshold(probabilities, few, 4, precision=0.9) == best_threshold(probabilities, few, 4) == 0.5
     assert best_threshold(np.zeros(0), np.zeros(0, dtype=bool), 3, precision=0.9) == 1.0
+
+
+def test_a_threshold_counts_all_codes_of_its_probability():
+    probabilities = np.array([0.9, 0.8, 0.7, 0.5, 0.5, 0.5])
+    target = np.array([True, True, True, True, False, False])
+    assert best_threshold(probabilities, target, 4, precision=0.9) == 0.7
+    assert best_threshold(probabilities, target, 4) == 0.7
 
 
 def test_an_embedder_finds_descriptions_in_other_words_and_survives_a_file(tmp_path):

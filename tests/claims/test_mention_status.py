@@ -56,6 +56,13 @@ CASES = [
     ),
     ("inpatient", "PMH/problem list (copied)\n- Gout\n- Asthma (removed - spirometry normal)", {"M10.9"}, {"J45.909"}),
     ("inpatient", "Final diagnoses:\n1. Acute kidney injury, resolved", {"N17.9"}, set()),
+    # what was over before the encounter: III.A
+    ("inpatient", "Gout. History of cellulitis of the leg, resolved years ago.", {"M10.9"}, {"L03.116", "L03.119"}),
+    ("inpatient", "Gout. Asthma as a child which resolved in childhood.", {"M10.9"}, {"J45.909"}),
+    ("inpatient", "Gout. History of hyponatremia, resolved.", {"M10.9"}, {"E87.1"}),
+    ("inpatient", "Hyponatremia and gout. Cellulitis resolved years ago.", {"E87.1", "M10.9"}, {"L03.90"}),
+    ("inpatient", "Gout, asthma. Ulcer that has not healed as a child would.", {"M10.9", "J45.909"}, set()),
+    ("inpatient", "Hyponatremia, gout, cellulitis resolved years ago.", {"E87.1", "M10.9"}, {"L03.90"}),
     ("inpatient", "Chest pain, NSTEMI ruled out by serial troponins.", {"R07.9"}, {"I21.4"}),
     ("outpatient", "CAD, no angina, on aspirin. Gout.", {"M10.9", "I25.10", "Z79.82"}, {"I20.9"}),
     ("outpatient", "Colitis? mother had ulcerative colitis? Gout.", {"M10.9"}, {"Z83.79"}),

@@ -120,7 +120,7 @@ def test_a_second_run_into_the_folder_is_refused(run, tmp_path):
     assert code == 1 and "another process" in error and not (tmp_path / "report").exists()
 
 
-@pytest.mark.parametrize("line", ["[]", '{"x": 1}', "7", "[" * 5000])
+@pytest.mark.parametrize("line", ["[]", '{"x": 1}', '{"id": "z"}', "7", "[" * 5000])
 def test_a_damaged_record_is_no_traceback(run, tmp_path, line):
     notes, _ = write_inputs(tmp_path)
     out = tmp_path / "report"

@@ -60,3 +60,5 @@ def test_wrong_arguments_are_refused():
         DriftMonitor([0.5], rate=0)
     with pytest.raises(ConfigError, match="finite"):
         DriftMonitor([0.5]).add(float("nan"))
+    with pytest.raises(ConfigError, match="finite"):
+        DriftMonitor([0.5, float("nan")])

@@ -12,6 +12,7 @@ from nosology.core.label_space import LabelSpace
 from nosology.corpora.corpus import Corpus, write_corpus
 from nosology.corpora.notes_file import read_notes
 from nosology.models.note_selection import (
+    SelectedNote,
     SelectionWeights,
     entropy,
     select_notes,
@@ -131,6 +132,13 @@ def test_files_have_the_order_and_the_reasons(tmp_path):
     assert again[0].text == f"text of {chosen[0].id}" and again[0].extra["ward"] == "7"
     # The notes file of a corpus can be imported into the workbench, in this order.
     assert [note.id for note in read_notes(tmp_path / "s" / "notes.parquet")] == [item.id for item in chosen]
+
+
+def test_an_id_is_no_formula_in_the_table(tmp_path):
+    chosen = [SelectedNote(name, 1.0, 1.0, 1.0, 1.0) for name in ("=2+1", "@sum", "n1")]
+    write_selection(chosen, tmp_path / "chosen.csv")
+    lines = (tmp_path / "chosen.csv").read_text(encoding="utf-8").splitlines()
+    assert [line.split(",")[1] for line in lines[1:]] == ["'=2+1", "'@sum", "n1"]
 
 
 def test_nothing_to_select_is_an_error():
