@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from functools import cache
 
 os.environ["NOSOLOGY_DATA"] = os.devnull  # releases that the developer has installed must not change results
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: two test processes with two threads each would wait
 
 import numpy as np
 import pytest
+import typer.main
+import typer.testing
 
 from nosology.config import load_recipe
 from nosology.core import Code, Note
@@ -38,6 +41,16 @@ def small_notes(n: int, seed: int = 0) -> list[Note]:
         split = ("train", "train", "dev", "test")[i % 4]
         notes.append(Note(id=f"n{i}", text=text, patient=f"p{i}", split=split, codes=codes))
     return notes
+
+
+@pytest.fixture(scope="session", autouse=True)
+def commands_built_once() -> Iterator[None]:
+    """The commands are read from their functions once, not in each of a thousand calls of the command line."""
+    build = cache(typer.main.get_command)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.main, "get_command", build)
+        patch.setattr(typer.testing, "_get_command", build)
+        yield
 
 
 @pytest.fixture(scope="session")
