@@ -94,6 +94,7 @@ class IndexTree:
         self.release, self.source, self.levels = release, source, levels
         self._columns = columns
         self.titles = columns["title"]
+        self._named: dict[int, dict[str, list[int]]] = {}  # see _named_below
 
     @classmethod
     def from_rows(cls, release: str, source: str, rows: Iterable[IndexRow]) -> IndexTree:
@@ -165,7 +166,7 @@ class IndexTree:
         rows = self._main_rows.get(path[0].casefold(), []) if path else []
         for title in path[1:]:
             wanted = title.casefold()
-            rows = [below for row in rows for below in self.rows_below(row) if wanted in names(self.titles[below])]
+            rows = [below for row in rows for below in self._named_below(row).get(wanted, ())]
         return self[rows[0]] if rows else None
 
     def follow(self, reference: str) -> IndexLine | None:
@@ -182,14 +183,23 @@ class IndexTree:
             row, used = candidates.pop(0)
             if used == len(parts):
                 return self[row]
-            below = self.rows_below(row)
+            below = self._named_below(row)
             candidates += [
                 (child, used + count)
                 for count in range(len(parts) - used, 0, -1)
-                for child in below
-                if ", ".join(parts[used : used + count]) in names(self.titles[child])
+                for child in below.get(", ".join(parts[used : used + count]), ())
             ]
         return None
+
+    def _named_below(self, row: int) -> dict[str, list[int]]:
+        """The rows directly below a row by title and by each of its names; thousands of references name the same."""
+        if row not in self._named:
+            named: dict[str, list[int]] = {}
+            for below in self.rows_below(row):
+                for name in dict.fromkeys(names(self.titles[below])):
+                    named.setdefault(name, []).append(below)
+            self._named[row] = named
+        return self._named[row]
 
     @cached_property
     def _main_rows(self) -> dict[str, list[int]]:

@@ -63,7 +63,11 @@ def _keys(text: str) -> list[str]:
 def _words(text: str) -> list[str]:
     """The words of a text that have content, with abbreviations written out."""
     text = _POSSESSIVE.sub("", text)
-    words = words_of(text)
+    return _content(text, words_of(text))
+
+
+def _content(text: str, words: list[str]) -> list[str]:
+    """The words with content of a text without possessives, which has these words."""
     if not _abbreviations().isdisjoint(words):
         words = expand(text, tokenize(text)).words
     return [word for word in words if word in _KEPT or len(word) == 1 or word not in function_words()]
@@ -140,9 +144,10 @@ class Names:
         best: dict[tuple[str, tuple[str, ...]], tuple[int, int, str]] = {}
         counts: Counter[str] = Counter()
         for term in all_terms:
-            keys = tuple(sorted(set(_keys(term.text))))
-            words = words_of(_POSSESSIVE.sub("", term.text))
+            text = _POSSESSIVE.sub("", term.text)
+            words = words_of(text)
             counts.update(words)
+            keys = tuple(sorted({word_keys(word)[0] for word in _content(text, words)}))
             if keys:  # of equal names the one in full: heart failure, not CHF
                 value = SOURCES.index(term.source), -len(words), term.text
                 best[term.code, keys] = min(best.get((term.code, keys), value), value)

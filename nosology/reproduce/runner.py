@@ -6,8 +6,7 @@
     OUT/logs/<key>.log       the output of a failed run
     OUT/work/<key>/          checkpoints and bundle of a run; deleted when it ends, unless `keep_bundles`
 
-A key ends with a hash of corpora, recipe and options. This module is also the program of a process: it reads its task,
-one line of JSON, from standard input, and ends when standard input is closed, so also when the study is killed.
+A key ends with a hash of corpora, recipe and options. run_process.py has the processes.
 """
 
 from __future__ import annotations
@@ -15,18 +14,11 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
-import subprocess
-import sys
-import threading
 import time
-import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -34,17 +26,16 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from nosology.config import load_recipe
-from nosology.core import SPLITS, SYSTEMS, Code, ConfigError, DataError, NosologyError, Note
+from nosology.core import SPLITS, SYSTEMS, Code, ConfigError, DataError, Note
 from nosology.core.files import json_sha256, write_json
 from nosology.core.settings import Settings
 from nosology.corpora.corpus import Corpus, write_corpus
 from nosology.corpora.simulate import simulate_notes
 from nosology.corpora.splits import split_corpus
 from nosology.models.registry import REGISTRY
-from nosology.models.train import software
+from nosology.reproduce.run_process import COMMAND, RunServer, Task
 from nosology.training.recipe_settings import Recipe
 
-COMMAND = (sys.executable, "-m", "nosology.reproduce.runner")
 _POLL = 0.05  # seconds
 
 Results = Mapping[str, dict[str, Any]]  # by the key of the run
@@ -104,21 +95,6 @@ class Run:
     def title(self) -> str:
         """The run in a line of progress."""
         return f"{', '.join(self.names)}, run {self.repeat + 1}"
-
-
-@dataclass(frozen=True)
-class Task:
-    """A run as its process receives it, in JSON."""
-
-    function: str
-    recipe: dict[str, Any]
-    corpora: list[str]  # folders
-    options: dict[str, Any]
-    folder: str  # for the files of this run
-    cache: str  # folder for what runs share: embeddings, encoder states, language models
-    result: str  # file to write
-    failure: str  # file to write instead
-    keep_bundles: bool = False
 
 
 def slug(name: str) -> str:
@@ -186,7 +162,7 @@ class Runner:
 
     def _processes(self, runs: Iterable[Run]) -> Iterator[Run]:
         """Each run when its process has ended."""
-        waiting, running = list(runs), dict[str, tuple[Run, subprocess.Popen[bytes]]]()
+        waiting, running, idle = list(runs), dict[str, tuple[Run, RunServer]](), list[RunServer]()
         filled = {""}  # cache groups whose first run has ended
         try:
             while waiting or running:
@@ -194,51 +170,47 @@ class Runner:
                 ready = [run for run in waiting if run.cache_group not in busy]
                 if ready and len(running) < self.jobs:
                     waiting.remove(ready[0])
-                    running[ready[0].key] = ready[0], self._start(ready[0])
+                    running[ready[0].key] = ready[0], self._start(ready[0], idle)
                     continue
-                ended = [key for key, (_, process) in running.items() if process.poll() is not None]
-                for key in ended:
-                    run, process = running.pop(key)
-                    self._end(key, process)
+                codes = {key: server.exit_code() for key, (_, server) in running.items()}
+                ended = {key: code for key, code in codes.items() if code is not None}
+                for key, code in ended.items():
+                    run, server = running.pop(key)
+                    idle.append(server)
+                    self._end(key, code)
                     filled.add(run.cache_group)
                     yield run
                 if not ended:
                     time.sleep(_POLL)
         finally:
-            for _, process in running.values():
-                process.kill()
-                process.wait()
-                _close(process)
+            for server in (*idle, *(server for _, server in running.values())):
+                server.end()
 
-    def _start(self, run: Run) -> subprocess.Popen[bytes]:
+    def _start(self, run: Run, idle: list[RunServer]) -> RunServer:
+        """The server that executes a run: an idle one, else a new one."""
         log, result, failure = (self._path(kind, run.key) for kind in ("logs", "runs", "failed"))
         log.parent.mkdir(parents=True, exist_ok=True)
         for stale in (result, failure, *self._predictions(run.key)):
             stale.unlink(missing_ok=True)
         recipe, corpora = run.recipe.model_dump(mode="json"), [str(corpus.folder.resolve()) for corpus in run.corpora]
-        paths = [str(path.resolve()) for path in (self.out / "work" / run.key, self.cache, result, failure)]
+        paths = [str(path.resolve()) for path in (self.out / "work" / run.key, self.cache, result, failure, log)]
         task = Task(run.function, recipe, corpora, dict(run.options), *paths, keep_bundles=self.keep_bundles)
         threads = str(max(1, (os.cpu_count() or 1) // self.jobs))  # more threads than cores slow each other down
         environment = {"OMP_NUM_THREADS": threads} | os.environ
-        with log.open("wb") as out:
-            process = subprocess.Popen(
-                self.command, stdin=subprocess.PIPE, stdout=out, stderr=out, env=environment, start_new_session=True
-            )
-        assert process.stdin is not None
-        with suppress(BrokenPipeError):  # the process has ended; its exit code is reported
-            process.stdin.write(json.dumps(asdict(task)).encode() + b"\n")
-            process.stdin.flush()  # the pipe stays open: the process ends when it is closed
-        return process
+        log.write_bytes(b"")
+        while idle and not idle[-1].is_alive():
+            idle.pop().end()
+        server = idle.pop() if idle else RunServer(self.command, environment, log)
+        server.start(task)
+        return server
 
-    def _end(self, key: str, process: subprocess.Popen[bytes]) -> None:
-        _close(process)
+    def _end(self, key: str, code: int) -> None:
         if read_json(self._path("runs", key)) is not None:
             self._clear(key)
             return
         for path in self._predictions(key):
             path.unlink()
         if read_json(self._path("failed", key)) is None:
-            code = process.returncode
             why = f"it ended with code {code} and no result"
             if code < 0:
                 name = signal.Signals(-code).name
@@ -254,12 +226,6 @@ class Runner:
 
     def _path(self, kind: str, key: str) -> Path:
         return self.out / kind / f"{key}.{'log' if kind == 'logs' else 'json'}"
-
-
-def _close(process: subprocess.Popen[bytes]) -> None:
-    if process.stdin is not None:
-        with suppress(BrokenPipeError):
-            process.stdin.close()
 
 
 def simulated_corpus(
@@ -302,37 +268,3 @@ def check_splits(corpus: Corpus) -> None:
     for split in SPLITS:
         if split not in corpus.manifest["counts"]["splits"]:
             raise DataError(f"{corpus.folder} has no {split} notes: `nosology corpus split` makes them")
-
-
-def main() -> None:
-    """Executes the task on standard input; exit code 1 if it failed."""
-    task = Task(**json.loads(sys.stdin.readline()))
-    threading.Thread(target=_end_with_input, daemon=True).start()
-    started = time.monotonic()
-    module, _, name = task.function.partition(":")
-    try:
-        result = getattr(import_module(module), name)(task)
-    except NosologyError as error:
-        why = str(error)
-    except Exception as error:  # its message may contain note text: only type and place are stored
-        print("".join(traceback.format_tb(error.__traceback__)), type(error).__name__, file=sys.stderr)
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        why = f"{type(error).__name__} at {Path(place.filename).name}:{place.lineno}"
-    else:
-        if not task.keep_bundles:
-            shutil.rmtree(task.folder, ignore_errors=True)
-        seconds = round(time.monotonic() - started, 3)
-        write_json(task.result, result | {"recipe": task.recipe, "seconds": seconds} | software())
-        return
-    write_json(task.failure, {"why": why})
-    sys.exit(1)
-
-
-def _end_with_input() -> None:
-    while os.read(0, 4096):
-        pass
-    os._exit(1)
-
-
-if __name__ == "__main__":
-    main()

@@ -19,7 +19,7 @@ import numpy as np
 
 from nosology.text.sentences import sentences
 from nosology.text.stems import stem, word_keys
-from nosology.text.tokens import Tokens, function_words, rows, sided_words, tokenize
+from nosology.text.tokens import Tokens, function_words, rows, sided_words, tokenize, words_of
 
 MAX_KEYS = 10  # longer phrases do not occur word for word
 SIDE_KEYS = frozenset(stem(word) for word in ("right", "left", "bilateral"))
@@ -49,9 +49,11 @@ class PhraseMatch(NamedTuple):
 
 def phrase_keys(text: str) -> tuple[str, ...]:
     """The sorted distinct keys of a phrase; () if it has none or too many."""
-    tokens = expand(text, tokenize(text))
-    letters = _type_letters(text, tokens.words, tokens.starts.tolist())
-    content = (word for i, word in enumerate(tokens.words) if word not in function_words() or i in letters)
+    words, letters = words_of(text), frozenset[int]()
+    if any(len(word) == 1 or word in _expansions() for word in words):  # the offsets matter in few phrases
+        tokens = expand(text, tokenize(text))
+        words, letters = tokens.words, _type_letters(text, tokens.words, tokens.starts.tolist())
+    content = (word for i, word in enumerate(words) if word not in function_words() or i in letters)
     keys = sorted({word_keys(word)[0] for word in content})
     return tuple(keys) if len(keys) <= MAX_KEYS else ()
 

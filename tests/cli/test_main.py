@@ -364,7 +364,8 @@ def walk_commands(group, names=()):
         yield from walk_commands(command, (*names, name))
 
 
-ALL_COMMANDS = [pytest.param(names, id=" ".join(names) or "nosology") for names, _ in walk_commands(get_command(app))]
+COMMANDS = dict(walk_commands(get_command(app)))
+ALL_COMMANDS = [pytest.param(names, id=" ".join(names) or "nosology") for names in COMMANDS]
 
 
 PARAMETERS = [
@@ -372,7 +373,7 @@ PARAMETERS = [
         (*names, *parameter.opts[:1]) if parameter.opts[0].startswith("-") else names,
         id=f"{' '.join(names)} {parameter.name}",
     )
-    for names, command in walk_commands(get_command(app))
+    for names, command in COMMANDS.items()
     for parameter in command.params
     if not (hasattr(command, "commands") or getattr(parameter, "is_flag", False) or parameter.default == "")
 ]
@@ -420,7 +421,7 @@ def test_ctrl_c_says_what_is_left(run, monkeypatch, words, sentence):
 @pytest.mark.parametrize("names", ALL_COMMANDS)
 @pytest.mark.parametrize("flag", ["-h", "--help"])
 def test_help_describes_every_parameter_once(run, names, flag):
-    command = dict(walk_commands(get_command(app)))[names]
+    command = COMMANDS[names]
     code, out, err = run(*names, flag)
     assert (code, err) == (0, "") and "\\[" not in out
     words = "".join(out.split())  # lines may be broken at any hyphen

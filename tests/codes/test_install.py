@@ -24,6 +24,7 @@ from nosology.codes import (
 )
 from nosology.codes.install import install, recognise, remove
 from nosology.codes.installed import data_folder, forget_installed, installed_files
+from nosology.codes.terms import title_terms
 from nosology.core import CodeError, DataError
 from tests.codes.test_index_addenda import pdf
 from tests.codes.test_poa import workbook
@@ -108,7 +109,10 @@ def code(text):
     return normalise(text, "icd10cm")
 
 
-def test_an_order_file_makes_a_release(tmp_path):
+def test_an_order_file_makes_a_release(tmp_path, monkeypatch):
+    # Of the index for searches, which takes half a minute, the descriptions: they are what an order file brings.
+    monkeypatch.setattr("nosology.codes.search._all_terms", title_terms)
+    monkeypatch.setattr("nosology.codes.search._past_terms", lambda newest: ())
     assert releases("icd10cm")[-1] == "2026"
     (file,) = install([write(tmp_path, "icd10cm_order_2027.txt", full_order())])
     assert file[:3] == ("icd10cm", "2027", "order")

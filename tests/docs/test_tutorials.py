@@ -2,9 +2,11 @@
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,13 +17,40 @@ BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PAGES = [ROOT / "README.md", DOCS / "evaluation.md", DOCS / "autonomy.md", *sorted((DOCS / "tutorials").glob("*.md"))]
 
 
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory) -> Iterator[Path]:
+    """A folder with the command `nosology`, whose processes have the libraries already."""
+    folder = tmp_path_factory.mktemp("commands")
+    program, address = Path(__file__).with_name("command_server.py"), folder / "socket"
+    words = shlex.join([sys.executable, "-IS", str(program), str(address)])
+    (folder / "nosology").write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+    (folder / "nosology").chmod(0o755)
+    command = [sys.executable, str(program), str(address)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+        assert server.stdout.readline() == b"ready\n"
+        yield folder
+        server.stdin.close()
+
+
+def test_commands_of_the_server_are_processes_of_their_own(commands, tmp_path):
+    (tmp_path / "note.txt").write_text("x")
+    for words, code, text in (
+        (["--version"], 0, "nosology "),
+        (["codes", "show", "none"], 1, "nosology: "),
+        (["no-such-command"], 2, "no-such-command"),
+        (["corpus", "stats", "note.txt"], 1, "note.txt"),  # in the folder of the caller
+    ):
+        done = subprocess.run([str(commands / "nosology"), *words], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == code and text in (done.stderr if code else done.stdout), done
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
-def test_blocks_of_a_page_run(page, tmp_path, monkeypatch):
+def test_blocks_of_a_page_run(page, commands, tmp_path, monkeypatch):
     blocks = BLOCK.findall(page.read_text(encoding="utf-8"))
     assert blocks
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
+    monkeypatch.setenv("PATH", f"{commands}{os.pathsep}{Path(sys.executable).parent}", prepend=os.pathsep)
     for language, block in blocks:
         if language == "python":
             exec(compile(block, page.name, "exec"), {})  # readers paste single blocks: each has its imports

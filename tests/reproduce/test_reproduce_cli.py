@@ -24,28 +24,19 @@ from nosology.evaluation.measure import measure
 from nosology.models.bundle import Bundle
 from nosology.reproduce import PAPERS
 from nosology.reproduce.result_tables import label
+from tests.federated.deployed_federation import descendants
 
 PATIENCE = 240  # seconds, for a busy machine
 
 
+PROGRAM = [sys.executable, "-m", "nosology"]
+
+
 def command(corpus: Path, folder: Path, *more: str) -> list[str]:
     """One head of the small study: four runs that train nothing, then central, federated and one random split."""
-    start = [sys.executable, "-m", "nosology", "reproduce", "federated-heads", "--small", "--corpus", str(corpus)]
+    start = ["reproduce", "federated-heads", "--corpus", str(corpus), "--small", "--seeds", "1"]
     settings = ["--set", "heads=['mlp']", "--set", "timed_notes=2"]
-    return [*start, "--out", str(folder / "out"), "--seeds", "1", *settings, *more]
-
-
-def children(pid: int) -> set[int]:
-    """The processes that a process has started."""
-    processes = set()
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:  # it has ended meanwhile
-            continue
-        if int(fields[1]) == pid and fields[0] != "Z":
-            processes.add(int(stat.parent.name))
-    return processes
+    return [*start, *settings, "--out", str(folder / "out"), *more]
 
 
 def wait_for(condition, what: str):
@@ -64,19 +55,22 @@ def test_killed_study_resumes_and_writes_tables(small_corpus, tmp_path):
     def results() -> dict[str, int]:
         return {path.name: path.stat().st_mtime_ns for path in (out / "runs").glob("*.json")}
 
-    with subprocess.Popen(arguments, stdout=subprocess.DEVNULL) as study:
+    def second_has_started() -> bool:  # a run has a log until it has succeeded
+        logs = {path.stem for path in (out / "logs").glob("*.log")}
+        return bool(results() and logs - {Path(name).stem for name in results()})
+
+    with subprocess.Popen([*PROGRAM, *arguments], stdout=subprocess.DEVNULL) as study:
         try:
-            wait_for(lambda: results() or study.poll() is not None, "a first result")
-            first = children(study.pid)
-            in_flight = wait_for(lambda: children(study.pid) - first, "a second run")
+            wait_for(lambda: second_has_started() or study.poll() is not None, "a second run")
+            in_flight = descendants(study.pid)
         finally:
             os.kill(study.pid, signal.SIGKILL)
     before = results()
-    assert len(before) == 1, "the study must be killed before its second result"
+    assert in_flight and len(before) == 1, "the study must be killed before its second result"
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in in_flight), "the end of the run in flight")
     assert results() == before
 
-    ended = subprocess.run(arguments, capture_output=True, text=True)
+    ended = subprocess.run([*PROGRAM, *arguments], capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "7 runs: 1 are done, 6 to do" in ended.stdout
     assert results().items() > before.items() and len(results()) == 7
@@ -99,11 +93,14 @@ def test_killed_study_resumes_and_writes_tables(small_corpus, tmp_path):
             measured = measure(bundle, corpus, "test", tmp_path / "report").evaluation.metrics
             top_level = {name: value for name, value in result["metrics"].items() if "." not in name}
             assert top_level == pytest.approx({name: measured[name] for name in top_level}), path.name
+    check_every_table_is_filled("federated-heads", out, command(small_corpus.folder, tmp_path))
+    check_second_call_changes_nothing(out, arguments)
 
 
 def test_study_with_failed_runs_exits_with_1_and_names_the_reason(small_corpus, tmp_path):
     arguments = command(small_corpus.folder, tmp_path, "3", "--set", "embedders=['no/such-model']")
-    ended = subprocess.run(arguments, capture_output=True, text=True, env=os.environ | {"HF_HUB_OFFLINE": "1"})
+    offline = os.environ | {"HF_HUB_OFFLINE": "1"}
+    ended = subprocess.run([*PROGRAM, *arguments], capture_output=True, text=True, env=offline)
     assert ended.returncode == 1, ended.stderr
     assert ended.stdout.count(": failed: embedder.model") == 1
     assert "1 run, 1 missing (1 of them failed)" in ended.stderr
@@ -137,9 +134,27 @@ def test_tables_are_listed(paper):
     assert CliRunner().invoke(app, ["reproduce", paper.replace("-", "_")]).stdout == listed.stdout
 
 
-# Less than --small: the fewest notes and steps with which every table has numbers.
+def check_every_table_is_filled(paper: str, out: Path, arguments: list[str]) -> None:
+    page = (out / "index.html").read_text(encoding="utf-8")
+    for name, title in import_module(PAPERS[paper]).TABLES.items():
+        heading = f"<h2>{escape(label(name))}. {escape(title)}</h2>"
+        section = page.partition(heading)[2].partition("</section>")[0]
+        assert re.search(r'<span class="ours">(<b>)?[0-9.,]+', section), f"{name} has no number of ours"
+    assert shlex.join(["nosology", *arguments]) in unescape(page)
+
+
+def check_second_call_changes_nothing(out: Path, arguments: list[str]) -> None:
+    page = (out / "index.html").read_text(encoding="utf-8")
+    results = {path: path.stat().st_mtime_ns for path in (out / "runs").iterdir()}
+    again = CliRunner().invoke(app, arguments)
+    assert again.exit_code == 0 and re.search(r"^(\d+) runs: \1 are done, 0 to do$", again.stdout, re.M), again.output
+    assert {path: path.stat().st_mtime_ns for path in (out / "runs").iterdir()} == results
+    assert (out / "index.html").read_text(encoding="utf-8") == page
+
+
+# Less than --small: the fewest notes and steps with which every table has numbers. The study above, which is killed,
+# fills the tables of federated-heads.
 SMALLER = {
-    "federated-heads": ["patients=30", "heads=['mlp']", "recipe.heads.training.epochs=2", "timed_notes=2"],
     "dual-laat": [
         "patients=60",  # far fewer have no frequent code
         *("models.caml=''", "models.laat=''", "models.plm_icd=''", "models.gru=dual_laat-paper-cnn"),
@@ -155,26 +170,32 @@ SMALLER = {
 }
 
 
+def small_study(paper: str, out: Path, settings: list[str], *tables: str) -> list[str]:
+    """The arguments of a study on a simulated hospital."""
+    words = [word for setting in ["rows=1", *settings] for word in ("--set", setting)]
+    return ["reproduce", paper, *tables, "--small", "--seeds", "1", *words, "--out", str(out)]
+
+
 @pytest.mark.timeout(900)  # processes that each import torch, on a machine that may be busy
-@pytest.mark.parametrize("paper", PAPERS)
+@pytest.mark.parametrize("paper", [paper for paper in PAPERS if paper != "federated-heads"])
 def test_small_study_fills_every_table_and_runs_once(paper, tmp_path):
     out = tmp_path / "out"
-    settings = [word for setting in ["rows=1", *SMALLER[paper]] for word in ("--set", setting)]
-    arguments = ["reproduce", paper, "--small", "--seeds", "1", *settings, "--out", str(out)]
+    arguments = small_study(paper, out, SMALLER[paper])
     ended = CliRunner().invoke(app, arguments)
     assert ended.exit_code == 0, ended.output
-    page = (out / "index.html").read_text(encoding="utf-8")
-    for name, title in import_module(PAPERS[paper]).TABLES.items():
-        heading = f"<h2>{escape(label(name))}. {escape(title)}</h2>"
-        section = page.partition(heading)[2].partition("</section>")[0]
-        assert re.search(r'<span class="ours">(<b>)?[0-9.,]+', section), f"{name} has no number of ours"
-    assert shlex.join(["nosology", *arguments]) in unescape(page)
+    check_every_table_is_filled(paper, out, arguments)
+    check_second_call_changes_nothing(out, arguments)
 
-    results = {path: path.stat().st_mtime_ns for path in (out / "runs").iterdir()}
-    again = CliRunner().invoke(app, arguments)
-    assert again.exit_code == 0 and re.search(r"^(\d+) runs: \1 are done, 0 to do$", again.stdout, re.M), again.output
-    assert {path: path.stat().st_mtime_ns for path in (out / "runs").iterdir()} == results
-    assert (out / "index.html").read_text(encoding="utf-8") == page
+
+def test_hospitals_of_federated_heads_are_simulated(tmp_path):
+    """Their notes are counted; the study above trains on a corpus that is given."""
+    arguments = small_study("federated-heads", tmp_path / "out", ["patients=30", "heads=['mlp']"], "corpora")
+    ended = CliRunner().invoke(app, arguments)
+    assert ended.exit_code == 0, ended.output
+    (result,) = (json.loads(path.read_text()) for path in (tmp_path / "out" / "runs").glob("*.json"))
+    assert result["metrics"]["all.patients"] == 30 and result["metrics"]["frequent.train"] > 0
+    page = (tmp_path / "out" / "table_corpora.md").read_text(encoding="utf-8")
+    assert page.startswith("1 run, none missing.") and f"| {result['metrics']['all.notes']} |" in page
 
 
 def test_removed_commands_name_the_new_command():

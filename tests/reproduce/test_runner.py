@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -83,6 +84,44 @@ def test_failed_runs_are_reported_and_repeated(small_corpus, tmp_path, monkeypat
 
     assert runner.work(runs, lines.append) == {} and lines[-1] == "12 runs: 12 are done, 0 to do"
     assert started(tmp_path) == []
+
+
+WORK = """
+import os, signal
+
+def name_the_server(task):
+    print("loud", flush=True)
+    return {"metrics": {"server": os.getppid()}}
+
+def kill(task):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def fail(task):
+    raise ValueError(f"text of {1} note")  # the source line is in the log, the message is not
+"""
+
+
+def test_runs_are_forks_of_one_server_that_outlives_them(small_corpus, tmp_path, monkeypatch):
+    (tmp_path / "work_of_a_run.py").write_text(WORK)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{Path(__file__).parents[2]}")
+    runner, recipe = Runner(tmp_path / "out", tmp_path / "cache"), load_recipe("linear")
+    names = ["name_the_server", "kill", "fail", "no_function", "name_the_server"]
+    runs = [Run((name,), f"work_of_a_run:{name}", recipe, (small_corpus,), i) for i, name in enumerate(names)]
+    failed = runner.work(runs)
+    servers = {result["metrics"]["server"] for result in runner.results(runs).values()}
+    assert len(runner.results(runs)) == 2 and len(servers) == 1
+    assert not Path(f"/proc/{servers.pop()}").exists()
+    assert [failed.get(run.key) for run in runs] == [
+        None,
+        "it was killed: did memory run out?",
+        "ValueError at work_of_a_run.py:12",
+        failed[runs[3].key],
+        None,
+    ]
+    assert failed[runs[3].key].startswith("AttributeError at run_process.py:")
+    logs = {path.stem: path.read_text() for path in (tmp_path / "out" / "logs").iterdir()}
+    assert sorted(logs) == sorted(failed)
+    assert "line 12, in fail" in logs[runs[2].key] and "text of 1 note" not in logs[runs[2].key]
 
 
 def test_damaged_results_are_run_again(small_corpus, tmp_path, monkeypatch):

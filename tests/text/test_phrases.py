@@ -99,3 +99,23 @@ def test_abbreviations_are_written_out_inside_longer_phrases(text):
     note = TokenizedNote.from_text(text)
     match = index_of(["chronic heart failure"]).find(note, 2)[0]
     assert [(int(note.starts[place]), int(note.ends[place])) for place in match.places] == [(0, 7), (8, 11), (8, 11)]
+
+
+@pytest.mark.parametrize(
+    ("phrase", "same"),
+    [
+        ("CHF", "heart failure"),
+        ("chronic CHF of the kidney", "failure, heart, kidney: chronic"),
+        ("A kidney stone", "kidney stone"),  # an article
+        ("Neumonía", "pneumonia"),
+        ("", "of the"),
+    ],
+)
+def test_keys_are_of_the_words_written_out_without_function_words(phrase, same):
+    assert phrase_keys(phrase) == phrase_keys(same)
+
+
+def test_a_letter_of_a_type_is_a_key():
+    assert set(phrase_keys("hepatitis A")) == {*phrase_keys("hepatitis"), "a"}
+    assert phrase_keys("hepatitis a") == phrase_keys("hepatitis")
+    assert phrase_keys(" ".join(f"word{number}" for number in range(11))) == ()

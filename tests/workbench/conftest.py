@@ -9,10 +9,12 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from argon2 import PasswordHasher
 from fastapi.testclient import TestClient
 from sqlalchemy import create_engine, text
 
 from nosology.core import Note
+from nosology.workbench import passwords
 from nosology.workbench.accounts import create_token, create_user
 from nosology.workbench.app import create_app
 from nosology.workbench.database import open_database, postgres_url, write_transaction
@@ -25,6 +27,15 @@ NOTE = (
     "No evidence of pneumonia of the right lower lobe.\n\nFamily History:\nFather had chronic low back pain.\n"
 )
 _numbers = itertools.count()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cheap_hashes() -> Iterator[None]:
+    """Hashes of passwords that take no time: nearly all tests create users. test_accounts.py checks the real cost."""
+    hasher = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(passwords, "_hasher", lambda: hasher)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ from sqlalchemy import select, update
 from nosology.core import ReviewError
 from nosology.workbench import accounts, passwords
 from nosology.workbench.database import read_transaction, write_transaction
+from nosology.workbench.passwords import _hasher as real_hasher
 from nosology.workbench.store_settings import SessionLimits
 from nosology.workbench.store_tables import sessions, tokens, users
 from tests.workbench.conftest import PASSWORD
@@ -32,6 +33,12 @@ def test_create_admin_with_reset_gives_admin_a_new_password(engine, people):
         accounts.update_user(connection, admin, role="coder", disabled=True)
     user = accounts.check_password(engine, "admin", accounts.create_admin(engine, reset=True)).user
     assert user == admin and accounts.session_user(engine, accounts.create_session(engine, user)).role == "admin"
+
+
+def test_a_hash_costs_at_least_what_owasp_recommends():
+    """19 MiB and two passes, also in the hash: the other tests of the workbench use a cheap one."""
+    assert "$m=19456,t=2,p=1$" in real_hasher().hash(PASSWORD)
+    assert "$m=19456," not in passwords.hash_password(PASSWORD)
 
 
 def test_passwords_are_argon2_hashes(engine, people):

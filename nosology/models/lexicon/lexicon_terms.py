@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -31,6 +31,7 @@ _SOURCE_SUFFIXES = (".py", ".tsv", ".gz")
 _ALONE = ("synonym", "description", "inclusion", "index", "category")  # sources of terms of one word
 _INDEX_WORDS = 4  # shorter lines of the Alphabetic Index are words that notes use for other things
 _RARE_CHAPTERS = "OPQVWXY"  # births, malformations, accidents: last among the codes of a term
+KeysOf = Callable[[str], tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -51,11 +52,14 @@ class Terms:
         return _open(table("icd10cm", release).release, seventh)
 
     @classmethod
-    def build(cls, all_terms: Iterable[Term], release: str, *, seventh: bool = True) -> Terms:
+    def build(
+        cls, all_terms: Iterable[Term], release: str, *, seventh: bool = True, keys_of: KeysOf = phrase_keys
+    ) -> Terms:
+        """The terms of a release. keys_of: phrase_keys, or the same with a cache."""
         general = {word_keys(word)[0]: joined for word, joined in general_words().items()}
         entries: dict[tuple[str, ...], dict[str, int]] = {}
         for term in all_terms:
-            keys = phrase_keys(term.text)
+            keys = keys_of(term.text)
             if keys and _is_specific(keys, term, general):
                 sources = entries.setdefault(keys, {})
                 sources[term.code] = min(SOURCES.index(term.source), sources.get(term.code, len(SOURCES)))
@@ -147,21 +151,22 @@ def _open(release: str, seventh: bool) -> Terms:
     ]
 
     def build() -> dict[str, Any]:
+        keys = cache(phrase_keys)  # a term is asked for its keys three times
         with activity("building the index of terms (once)"):
-            long = (term for term in index_terms(index_tree()) if len(phrase_keys(term.text)) >= _INDEX_WORDS)
+            long = (term for term in index_terms(index_tree()) if len(keys(term.text)) >= _INDEX_WORDS)
             all_terms = terms(table("icd10cm", release), seventh=seventh, added=long)
-            return Terms.build(_without_known(all_terms), release, seventh=seventh).to_json()
+            return Terms.build(_without_known(all_terms, keys), release, seventh=seventh, keys_of=keys).to_json()
 
     return Terms.from_json(cached_json(f"terms-{release}-{'seventh' if seventh else 'short'}", sources, build))
 
 
-def _without_known(all_terms: Iterable[Term]) -> Iterator[Term]:
+def _without_known(all_terms: Iterable[Term], keys_of: KeysOf) -> Iterator[Term]:
     """The terms without those of the index that another source has; the index comes last."""
     known = set()
     for term in all_terms:
         if term.source != "index":
-            known.add(phrase_keys(term.text))
-        elif phrase_keys(term.text) in known:
+            known.add(keys_of(term.text))
+        elif keys_of(term.text) in known:
             continue
         yield term
 
