@@ -10,7 +10,9 @@ import subprocess
 import sys
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
+from http.client import HTTPConnection
 from pathlib import Path
 
 
@@ -91,6 +93,23 @@ def call(server: Server, token: str, path: str, value=None):
             return response.status, json.load(response)
     except urllib.error.HTTPError as error:
         return error.code, None
+
+
+def open_request(server: Server, token: str, path: str, value) -> HTTPConnection:
+    """A connection with a request that the server has begun to process: it has asked for the body, which is sent."""
+    body, address = json.dumps(value).encode(), urllib.parse.urlsplit(server.address)
+    connection = HTTPConnection(address.hostname or "", address.port, timeout=60)
+    connection.putrequest("POST", f"/api/v1{path}")
+    headers = {"authorization": f"Bearer {token}", "content-type": "application/json", "expect": "100-continue"}
+    for name, text in (headers | {"content-length": str(len(body))}).items():
+        connection.putheader(name, text)
+    connection.endheaders()
+    received = b""
+    while not received.endswith(b"\r\n\r\n"):
+        received += connection.sock.recv(1)
+    assert b" 100 " in received
+    connection.send(body)
+    return connection
 
 
 def is_running(process: int) -> bool:

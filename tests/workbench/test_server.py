@@ -31,7 +31,7 @@ from nosology.workbench.database import open_database, read_transaction, write_t
 from nosology.workbench.document_import import add_notes
 from nosology.workbench.server_settings import ServerSettings
 from tests.workbench.conftest import fill_people
-from tests.workbench.processes import Server, call, is_running, wait_for_end
+from tests.workbench.processes import Server, call, is_running, open_request, wait_for_end
 
 
 def test_kill_9_loses_no_acknowledged_decision(small_bundle, store, tmp_path):
@@ -72,14 +72,9 @@ def test_kill_9_loses_no_acknowledged_decision(small_bundle, store, tmp_path):
         with read_transaction(engine) as connection:
             assert sum(len(decision_history(connection, note)) for note in range(1, 9)) >= len(acknowledged) >= 60
         # And it ends in peace: what is in flight is answered, the exit is clean.
-        responses = []
-        texts = {"text": "type 2 diabetes " * 3000}
-        asking = threading.Thread(target=lambda: responses.append(call(again, tokens["ann"], "/code", texts)[0]))
-        asking.start()
-        time.sleep(0.15)
-        assert again.stop() in (0, -15)
-        asking.join()
-        assert responses == [200]
+        with closing(open_request(again, tokens["ann"], "/code", {"text": "type 2 diabetes " * 3000})) as connection:
+            assert again.stop() in (0, -15)
+            assert connection.getresponse().status == 200
     finally:
         engine.dispose()
 

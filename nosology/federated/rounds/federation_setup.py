@@ -133,8 +133,8 @@ def shared_labels(metadata: Mapping[str, SiteMetadata], settings: FederationSett
     codes = sorted(code for code, count in counts.items() if count >= settings.min_notes)
     if not codes:
         raise DataError(
-            "no code has enough notes: federation.min_site_notes = "
-            f"{settings.min_site_notes}, federation.min_notes = {settings.min_notes}"
+            f"no code has {settings.min_notes} notes at the sites that report it (federation.min_notes), or "
+            f"{settings.min_site_notes} at a site (federation.min_site_notes): lower them, or add notes"
         )
     return LabelSpace(codes)
 

@@ -167,6 +167,11 @@ class LinearLearner(StatisticsLearner[LinearSite, FederatedLinearRecipe]):
         """Agreement on words, features of each code, steps of the training, calibration."""
         return [FIND, NAMES, COUNTS, LENGTHS, PAIRS, *[STEP] * self.recipe.federation.rounds, CALIBRATE]
 
+    def phase_name(self, number: int) -> str:
+        """The stage; empty for a step of the training, which has a loss."""
+        stage = super().phase_name(number)
+        return "" if stage == STEP else stage
+
     def request(self, stage: str, state: Arrays) -> Arrays:
         """The arrays that a site needs for a stage; the history of L-BFGS stays at the server."""
         if stage in (FIND, NAMES, COUNTS):

@@ -249,6 +249,10 @@ class StatisticsLearner(FederatedLearner[StatisticsSiteT, None], Generic[Statist
         """The number of stages; `federation.rounds` counts only those of the training."""
         return len(self.stages())
 
+    def phase_name(self, number: int) -> str:
+        """The stage."""
+        return self.stages()[number - 1]
+
     @abstractmethod
     def merge_sum(self, stage: str, state: Arrays, total: np.ndarray, setup: FederationSetup) -> Arrays:
         """The state after a stage with this sum, besides `find` and `counts`."""
