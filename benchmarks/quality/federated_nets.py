@@ -11,13 +11,11 @@ Every row is written to the results as soon as it is measured. The same command 
 same settings are not measured again, and with `--work FOLDER` a row that was stopped continues after its last epoch or
 round. Sites train one after the other in this process, on the GPU if there is one.
 
-The named figure (4,000 notes, 5 skewed sites, all codes), on a GPU:
+docs/federation.md has the figures of 4,000 notes at 5 skewed sites, on one CPU core in 40 minutes:
 
-    python benchmarks/quality/federated_nets.py --patients 2450 --skews "dirichlet 0.5" --work WORK \
-        --set federation.min_site_notes=2 --set federation.min_notes=2 --set federation.evaluate_every=40
-
-That is 112,000 notes in the federation and 34,000 in each pooled training, in steps of 16; on one CPU core a note of
-500 words with 200 codes takes 14 ms. If the time is short, `--set federation.rounds=20` halves the federation.
+    python benchmarks/quality/federated_nets.py --patients 2450 --most 200 --skews "dirichlet 0.5" --work WORK \
+        --set vectors.max_words=300 --set federation.min_site_notes=2 --set federation.min_notes=2 \
+        --set federation.evaluate_every=40
 """
 
 from __future__ import annotations
@@ -120,9 +118,10 @@ def add_rows(rows: Rows, options: argparse.Namespace, federated: FederatedRecipe
             return run_simulation([corpus], sites, federated, out, "flower", print), first_round(out)
 
         rows.add(f"{options.sites} sites, {skew}", federate)
-    same = [*settings, "vectors.epochs=0", f"labels.min_notes={federated.federation.min_notes}"]
-    same_start = load_recipe(options.recipe, same)
-    rows.add("pooled, random vectors", lambda out: (train(same_start, [corpus], out), {}))
+    if federated.kind != "plant":  # it has no word2vec
+        same = [*settings, "vectors.epochs=0", f"labels.min_notes={federated.federation.min_notes}"]
+        random_start = load_recipe(options.recipe, same)
+        rows.add("pooled, random vectors", lambda out: (train(random_start, [corpus], out), {}))
 
 
 def main() -> None:
