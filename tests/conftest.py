@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gc
 import os
 from collections.abc import Generator, Iterable, Iterator
@@ -74,6 +75,14 @@ def commands_built_once() -> Iterator[None]:
         patch.setattr(typer.main, "get_command", build)
         patch.setattr(typer.testing, "_get_command", build)
         yield
+
+
+@pytest.fixture
+def default_field_limit() -> Iterator[None]:
+    """The limit of a CSV field with which Python starts; readers of notes raise it for the whole process."""
+    before = csv.field_size_limit(131_072)
+    yield
+    csv.field_size_limit(before)
 
 
 @pytest.fixture(scope="session")

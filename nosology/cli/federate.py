@@ -21,7 +21,16 @@ if TYPE_CHECKING:
 
 app = CommandGroup("Train one coder at several hospitals; no note leaves its hospital.")
 
-_KINDS = ("heads", "caml", "laat", "dual_laat", "hmhan", "linear", "lexicon")  # FEDERATED_KINDS is slow to import
+_KINDS = (
+    "heads",
+    "caml",
+    "laat",
+    "dual_laat",
+    "plant",
+    "hmhan",
+    "linear",
+    "lexicon",
+)  # FEDERATED_KINDS is slow to import
 Recipe = Annotated[
     str, typer.Argument(help=f"A recipe, a TOML file or built in: {', '.join(map(recipe_names, _KINDS))}.")
 ]

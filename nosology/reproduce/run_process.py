@@ -46,7 +46,7 @@ class Task:
     cache: str  # folder for what runs share: embeddings, encoder states, language models
     result: str  # file to write
     failure: str  # file to write instead
-    log: str  # file for all output
+    log: str = ""  # file for all output
     keep_bundles: bool = False
 
 

@@ -84,7 +84,7 @@ def test_a_missing_file_is_refused(tmp_path):
         read_drg_weights(tmp_path / "none.txt")
 
 
-def test_a_table_that_cannot_be_read_is_a_sentence(tmp_path):
+def test_a_table_that_cannot_be_read_is_a_sentence(tmp_path, default_field_limit):
     path = tmp_path / "table5"
     refers = '<row><c t="s" r="A1"><v>{}</v></c></row>'
     space = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"

@@ -93,7 +93,7 @@ def test_long_epoch_prints_a_line_every_30_seconds(monkeypatch, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_curves_with_endless_fields_are_read_or_refused(tmp_path):
+def test_curves_with_endless_fields_are_read_or_refused(tmp_path, default_field_limit):
     header = ",".join(COLUMNS)
     (tmp_path / "curves.csv").write_text(f"{header}\n{'9' * 5000},0,0,0,0\n1,0,0,0,0\n")
     TrainingCurves(tmp_path, step=6).close()

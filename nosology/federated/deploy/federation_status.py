@@ -19,7 +19,7 @@ from nosology.core.files import atomic_file, read_json, write_json
 STATUS, PAGE = "status.json", "status.html"
 ENVIRONMENT = "NOSOLOGY_FEDERATION_STATUS"  # the folder that the ServerApp writes to
 SITE_COLUMNS = ("site", "state", "last reply", "sent", "received", "cut off", "reason")
-ROUND_COLUMNS = ("round", "loss", "sites", "refused", "micro F1", "seconds")
+ROUND_COLUMNS = ("round", "phase", "loss", "sites", "refused", "micro F1", "seconds")
 
 Status = dict[str, Any]
 
@@ -111,7 +111,8 @@ def _round_rows(status: Status) -> list[tuple[str, ...]]:
     return [
         (
             str(row["round"]),
-            f"{row['loss']:.4f}" if row["loss"] or not row.get("phase") else row["phase"],
+            row.get("phase") or "",
+            f"{row['loss']:.4f}" if row["loss"] or not row.get("phase") else "",
             str(row["sites"]),
             str(row["refused"]),
             "" if row["micro_f1"] is None else f"{row['micro_f1']:.4f}",

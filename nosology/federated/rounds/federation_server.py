@@ -141,6 +141,7 @@ class FederationLoop(ABC):
     def _start(self, notes: str) -> None:
         resumed = FederationSetup.resume(self.folder, self.recipe, notes)
         self.setup = self.make_setup(resumed, notes)
+        self.setup.check_personal()
         if resumed is None:
             self.setup.save(self.folder)
         saved = RoundCheckpoint.load(self.folder, self.setup.hash)
@@ -167,6 +168,9 @@ class FederationLoop(ABC):
         history, state = [*self.checkpoint.history, row], self.state()
         learned = self.learner.finish_phase(self.setup, number, weights)
         if learned is not None:
+            sites, known = int(row["sites"] or 0), len(self.setup.metadata)
+            if sites < known:
+                self.report(f"caution: the last round of {row['phase']} has {sites} of {known} sites")
             self.start_phase(self.setup.with_learned(learned))
             weights, state = self.setup.initial_weights(), self.state() | {"learned": learned}
         self.checkpoint = replace(self.checkpoint, number=number, weights=weights, history=history, **state)
@@ -302,6 +306,8 @@ class FlowerFederation(FederationLoop):
                     weights, loss = strategy.aggregate(number, updates)
                     row: HistoryRow = {"loss": loss, "sites": valid, "refused": len(strategy.refused)}
                     row |= {"cut": strategy.cut} if strategy.cut else {}
+                    for site in strategy.accepted:  # it did not get a setup in time, and then did
+                        self.refused.pop(site, None)
                     return weights, row | self.privacy.epsilons()
                 reason = f"{valid} of {len(requests)} replies were valid, {needed} are needed"
             except AggregationError as error:

@@ -152,9 +152,10 @@ def reported_codes(
 
 def setup_hash(labels: LabelSpace, arrays: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> str:
     """A hash of labels and shared inputs. Sites compute it too, so a server cannot tell them different ones."""
-    described = [[name, str(array.dtype), list(array.shape)] for name, array in arrays.items()]
+    in_order = sorted(arrays.items())  # a file does not keep the order of arrays
+    described = [[name, str(array.dtype), list(array.shape)] for name, array in in_order]
     header = json.dumps([labels.to_json(), described, values], sort_keys=True)
-    return hashlib.sha256(b"".join([header.encode(), *(array.tobytes() for array in arrays.values())])).hexdigest()
+    return hashlib.sha256(b"".join([header.encode(), *(array.tobytes() for _, array in in_order)])).hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,6 +202,11 @@ class FederationSetup:
             return {}
         weights = learner.initial_weights(self)
         return {name: weights[name] for name in personal_names(personal, learner.head, weights)}
+
+    def check_personal(self) -> None:
+        """Raises ConfigError for personal layers that the net does not have, before anything is trained."""
+        if personal := self.recipe.federation.personal:
+            personal_names(personal, self.learner.head, self.learner.weight_names(self))
 
     @property
     def label_rows(self) -> LabelRows:

@@ -177,6 +177,10 @@ class FederatedLearner(ABC, Generic[SiteT, InputsT]):
     def initial_weights(self, setup: FederationSetup) -> dict[str, np.ndarray]:
         """The weights before the first round of a phase; the learned arrays in the inputs tell which."""
 
+    def weight_names(self, setup: FederationSetup) -> list[str]:
+        """The names of the weights of the net."""
+        return list(self.initial_weights(setup))
+
     def finish_phase(
         self, setup: FederationSetup, number: int, weights: Mapping[str, np.ndarray]
     ) -> dict[str, np.ndarray] | None:

@@ -1,7 +1,8 @@
 """Federated PLANT: rounds of the language model, one round of counts, then the ranker at the server, then the net.
 
 The counts are shares of the notes of a site with a word, a code, and both; their mean, weighted by notes, is that of
-all notes, so the relevance of words is that of central training. In secure sums the server sees only that mean.
+all notes. In secure sums the server sees only that mean, and the relevance of words is that of central training; in
+the clear, sites leave out what few patients have.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 
 from nosology.core import ConfigError, DataError
 from nosology.core.label_space import LabelSpace
-from nosology.encoders.tokenizers import Vocabulary
+from nosology.encoders.tokenizers import Vocabulary, has_letter
 from nosology.federated.federation_settings import FederatedPlantRecipe
 from nosology.federated.rounds.federation_setup import Arrays, FederationSetup, SiteMetadata
 from nosology.federated.rounds.learner import LabelRows
@@ -43,7 +44,7 @@ from nosology.training.calibration import PlattScaling
 from nosology.training.examples import Examples
 
 LANGUAGE, RANKER = "language/", "ranker/"  # before the names of learned weights; then the direction
-_MAX_SHARES = 1 << 27  # codes x words of the round of counts: 512 MiB
+_MAX_SHARES = 1 << 26  # codes x words of the round of counts: 256 MiB in a message
 
 
 class PlantLearner(VocabularyLearner[PlantSite, SharedPlant]):
@@ -67,6 +68,7 @@ class PlantLearner(VocabularyLearner[PlantSite, SharedPlant]):
             ("federation.strategy", federation.strategy, ("fedavg", "fedprox")),  # the counts need a mean
             ("federation.compression", federation.compression, ("none", "bf16")),
             ("federation.privacy.record_noise", privacy.record_noise, (0.0,)),
+            ("federation.privacy.word_noise", privacy.word_noise, (0.0,)),  # the counts have none
             ("federation.privacy.site_clip", privacy.site_clip, (0.0,)),
             ("federation.norm_bound", federation.norm_bound, (0.0,)),
             ("federation.norm_multiple", federation.norm_multiple, (0.0,)),
@@ -88,14 +90,18 @@ class PlantLearner(VocabularyLearner[PlantSite, SharedPlant]):
     ) -> SharedPlant:
         """The vocabulary, and the number of train notes."""
         settings, counts = self.recipe.words, self.add_reports(reports)
-        public = self.recipe.federation.vocabulary
-        words = Vocabulary.build(
-            counts,
-            settings.min_notes,
-            read_words(Path(public)) if public else (),
-            max_words=settings.max_words,
-            alphabetic=settings.alphabetic,
-        ).words
+        if public := self.recipe.federation.vocabulary:
+            listed = {word for word in read_words(Path(public)) if not settings.alphabetic or has_letter(word)}
+            if len(listed) > (most := settings.max_words):
+                raise ConfigError(
+                    f"federation.vocabulary must have at most words.max_words = {most} words; got {len(listed)}"
+                )
+            words = Vocabulary.build({}, extra_words=listed).words
+        else:
+            limits = {"max_words": settings.max_words, "alphabetic": settings.alphabetic}
+            words = Vocabulary.build(counts, settings.min_notes, **limits).words
+        if not words:
+            raise DataError("no word has enough patients: federation.min_site_notes and words.min_notes must be lower")
         if (cells := len(words) * len(labels)) > _MAX_SHARES:
             raise DataError(
                 f"words x codes must be at most {_MAX_SHARES:,} for a federated plant: lower words.max_words or raise "
@@ -173,6 +179,11 @@ class PlantLearner(VocabularyLearner[PlantSite, SharedPlant]):
         if self.is_pretraining(setup.inputs):
             return LabelRows((), len(setup.labels))
         return plant_label_rows(self.recipe, setup.labels)
+
+    def weight_names(self, setup: FederationSetup) -> list[str]:
+        """The names of the weights of the net, whatever the phase."""
+        model, ranker = self.recipe.model, self.recipe.ranker
+        return list(PlantNets.of(model, ranker, 3, 1, None).state_dict())
 
     def initial_weights(self, setup: FederationSetup) -> Arrays:
         """The weights before the first round of a phase."""

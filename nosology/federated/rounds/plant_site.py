@@ -158,24 +158,24 @@ class PlantSite(WordSite):
             frequent = np.zeros(len(vocabulary), bool)
             frequent[vocabulary.ids(list(self.word_counts(minimum)))] = True
             words[~frequent], codes[codes < minimum] = 0, 0
-            both[self._patients_with_both(notes, presence) < minimum] = 0
+            both[self._patients_with_both(notes, presence, minimum) < minimum] = 0
         counts = {WORD_SHARE: words, CODE_SHARE: codes, BOTH_SHARE: both}
-        shares = {name: (count / size).astype(np.float32) for name, count in counts.items()}
+        shares = {name: np.divide(count, size, dtype=np.float32) for name, count in counts.items()}
         return SiteUpdate(self.name, shares, size, 0.0, self.label_mask)
 
-    def _patients_with_both(self, notes: TokenizedNotes, presence: sparse.csr_matrix) -> np.ndarray:
-        """The number of patients (L, V) with a note that has a code and a word."""
+    def _patients_with_both(self, notes: TokenizedNotes, presence: sparse.csr_matrix, minimum: int) -> np.ndarray:
+        """The number of patients (L, V) with a note that has a code and a word; 0 for codes of fewer notes."""
         train = self.examples["train"]
-        owners = [
-            note.patient or note.id for corpus in train.corpora for note in corpus.notes(text=False) if train.keep(note)
-        ]
-        patients = np.unique(owners, return_inverse=True)[1]
-        result, of_code = np.zeros((notes.gold.shape[1], presence.shape[1]), np.int32), notes.gold.tocsc()
+        rows_of = (note for corpus in train.corpora for note in corpus.notes(text=False) if train.keep(note))
+        patients = np.unique([note.patient or note.id for note in rows_of], return_inverse=True)[1].astype(np.int64)
+        size, of_code = presence.shape[1], notes.gold.tocsc()
+        result = np.zeros((notes.gold.shape[1], size), np.int32)
         for label, (first, last) in enumerate(pairwise(of_code.indptr)):
-            rows = of_code.indices[first:last]
-            words = presence[rows].tocoo()
-            pairs = np.unique(np.stack([patients[rows[words.row]], words.col]), axis=1)
-            np.add.at(result[label], pairs[1], 1)
+            if last - first >= minimum:
+                rows = of_code.indices[first:last]
+                words = presence[rows].tocoo()
+                pairs = np.unique(patients[rows[words.row]] * size + words.col)
+                result[label] = np.bincount(pairs % size, minlength=size)
         return result
 
     def _train_net(self, weights: Arrays, recipe: Any, round_number: int, state: Arrays) -> SiteUpdate:

@@ -32,6 +32,7 @@ LEDGER, EPSILON, DELTA = "ledger", "epsilon", "delta"  # a file; the largest eps
 
 
 _WITHOUT_WORDS = dict.fromkeys(("caml", "laat", "dual_laat"), " unless it has federation.vocabulary")
+_WITHOUT_WORDS["plant"] = " unless it has federation.vocabulary and federation.privacy.secure"
 _WITHOUT_WORDS["hmhan"] = " for these columns.choices"
 
 

@@ -124,6 +124,10 @@ class WordLearner(VocabularyLearner[WordSite, SharedWords]):
             return LabelRows((), len(setup.labels))
         return word_label_rows(self.recipe, setup.labels)
 
+    def weight_names(self, setup: FederationSetup) -> list[str]:
+        """The names of the weights of the net, whatever the phase."""
+        return list(self._model(setup).net.state_dict())
+
     def initial_weights(self, setup: FederationSetup) -> Arrays:
         """The matrices of word2vec, or the net with the word vectors."""
         if self.is_pretraining(setup.inputs):

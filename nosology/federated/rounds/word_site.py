@@ -215,7 +215,8 @@ class WordSite:
         assert isinstance(reads, EncodedWords)
         frequent = np.zeros(len(vocabulary), bool)
         frequent[vocabulary.ids(list(self.word_counts(patients)))] = True
-        tables = [(cache, np.where(frequent[ids], ids, np.int32(UNKNOWN))) for cache, ids in reads.tables]
+        # an id below 0 is a word that the tokenizer leaves out
+        tables = [(cache, np.where((ids < 0) | frequent[ids], ids, np.int32(UNKNOWN))) for cache, ids in reads.tables]
         return replace(notes, reads=replace(reads, tables=tables))
 
     def train(

@@ -210,6 +210,8 @@ def language_streams(
     """The language model of an encoder, and the text streams of notes that it is trained on."""
     settings, reads = recipe.language, cast("EncodedWords", notes.reads)
     texts = reads[np.flatnonzero([len(read) for read in reads])]
+    if not len(texts):
+        raise DataError("the training notes have no word: no language model can be learned from them")
     plan = StreamPlan.of(texts, settings.training.batch, settings.window, recipe.seed)
     net = LanguageModel(encoder, plan.streams, settings.ar, settings.tar)
     return net, plan, TextStreams(texts, plan, backward)

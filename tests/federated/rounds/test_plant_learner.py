@@ -13,11 +13,13 @@ from nosology.core import ConfigError, DataError
 from nosology.evaluation.measure import measure
 from nosology.federated.rounds import plant_learner
 from nosology.federated.rounds.federation_server import FlowerFederation
+from nosology.federated.rounds.personal_layers import load_personal
 from nosology.federated.rounds.plant_site import BOTH_SHARE, CODE_SHARE, WORD_SHARE
 from nosology.federated.rounds.simulation import simulation_grid
 from nosology.models.bundle import Bundle
 from nosology.models.plant.plant_trainer import PlantPipeline, _train_classifiers
 from nosology.training.examples import Examples
+from tests.conftest import PHRASES
 from tests.federated.rounds.test_word_learner import (
     SECRET,
     Interrupted,
@@ -30,6 +32,9 @@ from tests.federated.rounds.test_word_learner import (
     sites_of,
     weights_of,
 )
+from tests.federated.rounds.test_word_learner import recipe as word_recipe
+
+CODE = next(iter(PHRASES))
 
 
 def recipe(*changes: str):
@@ -135,18 +140,32 @@ def test_word_of_too_few_patients_is_in_no_message(corpus, tmp_path):  # noqa: F
     assert SECRET.encode() not in b"\n".join(seen) and b"clinic" in b"\n".join(seen)
 
 
+@pytest.mark.parametrize("personal", ["[]", "['head']"])
 @pytest.mark.parametrize("stop", [2, 3, 4])  # at the end of the language model, of the counts, within the net
-def test_interrupted_run_continues_with_the_same_weights(corpus, tmp_path, stop):  # noqa: F811
-    settings = recipe("federation.optimizer_state=reset")
-    whole = weights_of(run(corpus, settings, tmp_path / "whole"))
+def test_interrupted_run_continues_with_the_same_weights(corpus, tmp_path, stop, personal):  # noqa: F811
+    """Sites find their personal layers again: labels and inputs have the same hash."""
+    settings = recipe("federation.optimizer_state=reset", f"federation.personal={personal}")
+
+    def grid(name: str):
+        return simulation_grid(sites_of(corpus, settings), tmp_path / name)
+
+    whole = FlowerFederation(grid("p1"), settings)
+    expected = weights_of(whole.run(tmp_path / "whole"))
 
     def interrupting(line: str) -> None:
         if line.startswith(f"round {stop}/5"):
             raise Interrupted
 
     with pytest.raises(Interrupted):
-        FlowerFederation(simulation_grid(sites_of(corpus, settings)), settings, interrupting).run(tmp_path / "again")
-    near(run(corpus, settings, tmp_path / "again"), whole, 0)
+        FlowerFederation(grid("p2"), settings, interrupting).run(tmp_path / "again")
+    resumed = FlowerFederation(grid("p2"), settings)
+    near(resumed.run(tmp_path / "again"), expected, 0)
+    assert resumed.setup.hash == whole.setup.hash
+    for path in (tmp_path / "p1").rglob("*.safetensors"):
+        own, again = (
+            load_personal(folder, whole.setup.hash) for folder in (path.parent, tmp_path / "p2" / path.parent.name)
+        )
+        assert own and all((own[name] == again[name]).all() for name in own)
 
 
 def test_secure_sums_give_the_mean(corpus, tmp_path):  # noqa: F811
@@ -173,6 +192,7 @@ def test_personal_head(corpus, tmp_path):  # noqa: F811
         ("federation.compression=top_k", "federation.compression must be 'none' or 'bf16'"),
         ("federation.fraction_train=0.5", "federation.fraction_train must be 1.0"),
         ("stages=x", "stages must be ''"),
+        ("federation.privacy.word_noise=1.0", "federation.privacy.word_noise must be 0.0"),
     ],
 )
 def test_settings_that_plant_does_not_support_are_refused(change, sentence):
@@ -184,6 +204,57 @@ def test_too_many_codes_and_words_are_refused(corpus, tmp_path, monkeypatch):  #
     monkeypatch.setattr(plant_learner, "_MAX_SHARES", 10)
     with pytest.raises(DataError, match="words x codes must be at most 10 for a federated plant"):
         run(corpus, recipe(), tmp_path / "bundle")
+
+
+@pytest.mark.parametrize("kind", ["plant", "caml"])
+def test_wrong_personal_layers_are_refused_before_anything_is_trained(corpus, tmp_path, kind):  # noqa: F811
+    wrong = "federation.personal=['hed']"
+    settings = recipe(wrong) if kind == "plant" else word_recipe(kind, wrong, "federation.vector_rounds=1")
+    lines: list[str] = []
+    with pytest.raises(ConfigError, match=r"federation\.personal must be"):
+        FlowerFederation(simulation_grid(sites_of(corpus, settings)), settings, lines.append).run(tmp_path / "bundle")
+    assert not lines
+
+
+def test_public_list_must_not_be_longer_than_the_vocabulary(corpus, tmp_path):  # noqa: F811
+    (tmp_path / "words.txt").write_text("clinic\nheart\nstable\n")
+    public = f"federation.vocabulary='{tmp_path / 'words.txt'}'"
+    with pytest.raises(ConfigError, match=r"at most words.max_words = 2 words; got 3"):
+        run(corpus, recipe(public, "words.max_words=2"), tmp_path / "bundle")
+
+
+def test_run_without_any_informative_word(tmp_path):
+    """All notes have the same code: no word is informative, and the empty relevance is saved."""
+    same = corpus_of([replace(note, site="only", codes=(CODE,)) for note in diagnoses(24)], tmp_path / "corpus")
+    result = run(same, recipe("federation.rounds=1"), tmp_path / "bundle")
+    assert not len(result.bundle.model.relevance.words)
+
+
+def test_numbers_stay_out_where_rare_words_are_unknown(tmp_path):
+    """Words without a letter are dropped, not read as unknown ones."""
+    notes = [
+        replace(note, site="only", text=f"{note.text} {i} 17", split="train") for i, note in enumerate(diagnoses(24))
+    ]
+    numbers = corpus_of(notes, tmp_path / "corpus")
+    lengths = []
+    for rare in ("train", "unknown"):
+        settings = recipe("words.alphabetic=true", f"federation.rare_words={rare}", "federation.min_site_notes=8")
+        _, (site,) = setup_of(numbers, settings)
+        lengths.append([len(read) for read in site._notes("train", site._untrained(settings)[0]).reads])
+    assert lengths[0] == lengths[1]
+
+
+def test_missing_site_in_the_round_of_counts_is_named(corpus, tmp_path):  # noqa: F811
+    settings, lines = recipe("federation.rounds=1"), []
+    grid = simulation_grid(sites_of(corpus, settings))
+
+    def report(line: str) -> None:
+        lines.append(line)
+        if line.startswith("round 2/4"):
+            grid.remove("site-1")
+
+    FlowerFederation(grid, settings, report).run(tmp_path / "bundle")
+    assert "caution: the last round of words and codes has 2 of 3 sites" in lines
 
 
 def test_impossible_shares_of_a_site_are_limited(corpus):  # noqa: F811
