@@ -98,7 +98,7 @@ def assert_same(result: Bundle, expected: Bundle) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # of Flower, when it packs the app
-@pytest.mark.timeout(900)  # one test, because the five processes take long to start
+@pytest.mark.timeout(1500)  # one test, because the five processes take long to start
 def test_hospitals_over_tls(federation, tmp_path):
     check_same_weights_as_simulation(federation, tmp_path)
     check_ledgers_of_sites(federation)
