@@ -99,7 +99,7 @@ def test_shared_labels_need_min_notes():
     settings = FederationSettings(min_site_notes=10, min_notes=30)
     metadata = {"a": METADATA, "b": replace(METADATA, codes={A: 15})}
     assert shared_labels(metadata, settings).codes == (A,)
-    with pytest.raises(DataError, match=r"federation\.min_notes = 99"):
+    with pytest.raises(DataError, match=r"no code has 99 notes at the sites that report it \(federation\.min_notes\)"):
         shared_labels(metadata, settings.model_copy(update={"min_notes": 99}))
 
 
