@@ -168,7 +168,7 @@ class SecureRounds:
         replies = self.participants.request(kind, contents)
         for site in contents:
             if site not in replies:
-                self.strategy.refused[site] = f"no reply within {self.participants.settings.timeout:g} s"
+                self.strategy.refused[site] = self.participants.missing_reason(site)
             elif replies[site].has_error():
                 self.strategy.refused[site] = error_reason(replies[site].error)
         return {site: reply for site, reply in sorted(replies.items()) if not reply.has_error()}

@@ -333,7 +333,7 @@ class FlowerFederation(FederationLoop):
         updates = self.strategy.validate(replies.items())
         for site in sites:
             if site not in replies:
-                self.strategy.refused[site] = f"no reply within {self.settings.timeout:g} s"
+                self.strategy.refused[site] = self.participants.missing_reason(site)
         return updates
 
     def _save_privacy(self) -> None:

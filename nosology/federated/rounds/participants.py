@@ -50,13 +50,17 @@ class SiteGrid(ABC):
         time.sleep(max(0.0, min(PAUSE, deadline - self.now())))
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float = math.inf) -> list[Message]:
-        """The replies that come within the timeout."""
+        """The replies that come within the timeout. A site that goes offline is not waited for."""
         deadline = self.now() + timeout
-        waiting, replies = self.push_messages(messages), list[Message]()
+        requests, replies = list(messages), list[Message]()
+        ids = self.push_messages(requests)
+        # Flower gives no id to a message that it cannot deliver
+        waiting = {name: request.metadata.dst_node_id for name, request in zip(ids, requests) if name}
         while True:
+            online = set(self.get_node_ids())  # asked first: a site may reply and go offline
             replies += self.pull_messages(waiting)
             received = {reply.metadata.reply_to_message_id for reply in replies}
-            waiting = [message_id for message_id in waiting if message_id not in received]
+            waiting = {name: node for name, node in waiting.items() if name not in received and node in online}
             if not waiting or self.now() >= deadline:
                 return replies
             self.wait(deadline)
@@ -202,6 +206,11 @@ class Participants:
         for way, sent in enumerate((requests, replies)):
             self._traffic[way] += sum(messages.content_bytes(each.content) for each in sent if each.has_content())
         return {names[reply.metadata.src_node_id]: reply for reply in replies if reply.metadata.src_node_id in names}
+
+    def missing_reason(self, site: str) -> str:
+        """Why a request to a site has no reply."""
+        is_online = site in self.online().values()
+        return f"no reply within {self.settings.timeout:g} s" if is_online else "it is offline"
 
     def push(self, requests: list[Message]) -> list[str]:
         """The ids of messages, which are sent; does not wait for the replies."""

@@ -139,7 +139,7 @@ class StatisticsFederation(FlowerFederation):
         replies, arrays = self.participants.request(STAGE, dict.fromkeys(sites, content)), {}
         for site in sites:
             if site not in replies:
-                self.strategy.refused[site] = f"no reply within {self.settings.timeout:g} s"
+                self.strategy.refused[site] = self.participants.missing_reason(site)
             elif replies[site].has_error():
                 self.strategy.refused[site] = messages.error_reason(replies[site].error)
             else:

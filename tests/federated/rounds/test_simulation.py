@@ -64,6 +64,24 @@ def test_removed_node_is_unreachable_and_a_new_one_has_no_state():
     assert again != node and ask(grid, [again])[0].content["reply"]["n"] == 1
 
 
+def test_site_that_goes_offline_is_not_waited_for():
+    """Its reply would never come: a round ends without it long before the timeout."""
+    waits = []
+
+    class LosingGrid(InProcessGrid):
+        def pull_messages(self, message_ids):
+            return [reply for reply in super().pull_messages(message_ids) if reply.metadata.src_node_id == south]
+
+        def wait(self, deadline):
+            waits.append(deadline)
+            if len(waits) == 3:
+                self.remove("north")
+
+    grid = LosingGrid(counting(), ["north", "south"])
+    north, south = grid.get_node_ids()
+    assert [reply.metadata.src_node_id for reply in ask(grid, [north, south])] == [south] and len(waits) == 3
+
+
 def test_ids_are_deterministic():
     seen = []
     for _ in range(2):
