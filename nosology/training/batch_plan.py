@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -129,16 +130,32 @@ class EpochPlan:
         return (self[step] for step in range(len(self)))
 
     def __getitem__(self, step: int) -> list[np.ndarray]:
-        notes = self.rows(step)
-        widths = self.plan.widths[notes].tolist()
-        cuts = [0]
-        while cuts[-1] < len(notes):
-            missing = max(1, self.plan.micro_batches + 1 - len(cuts))  # micro-batches that are still needed
-            size = -(-(len(notes) - cuts[-1]) // missing)
-            cuts.append(cuts[-1] + max(1, min(size, self.plan.micro_tokens // widths[cuts[-1]])))
+        """The micro-batches of a step.
+
+        Where several are wanted, each is as small as their number permits: processes that share them work equally long.
+        """
+        notes, plan = self.rows(step), self.plan
+        widths: list[int] = plan.widths[notes].tolist()
+        cuts = _cuts(widths, plan.micro_tokens)
+        if plan.micro_batches > 1:
+            pieces = plan.micro_batches * -(-(len(cuts) - 1) // plan.micro_batches)
+            limits = range(1, min(plan.micro_tokens, widths[0] * len(widths)) + 1)
+            smallest = bisect_left(limits, -pieces, key=lambda limit: 1 - len(_cuts(widths, limit)))
+            cuts = _cuts(widths, limits[min(smallest, len(limits) - 1)])
+            while len(cuts) <= min(pieces, len(notes)):
+                start, end = max(pairwise(cuts), key=lambda piece: (piece[1] - piece[0], -piece[0]))
+                insort(cuts, (start + end + 1) // 2)
         return [notes[start:end] for start, end in pairwise(cuts)]
 
     def padding_share(self) -> float:
         """The share of padding among all tokens of the epoch."""
         longest, counts = np.array([(rows[0], len(rows)) for step in self for rows in step]).T
         return 1 - float(self.plan.lengths.sum() / (self.plan.widths[longest] * counts).sum())
+
+
+def _cuts(widths: list[int], tokens: int) -> list[int]:
+    """Where notes, by their widths, are cut into micro-batches of at most so many tokens or of one note."""
+    cuts = [0]
+    while cuts[-1] < len(widths):
+        cuts.append(min(len(widths), cuts[-1] + max(1, tokens // widths[cuts[-1]])))
+    return cuts

@@ -37,11 +37,28 @@ def test_every_note_is_in_one_micro_batch_within_the_limits(lengths, batch, micr
         for rows in step:
             width = pad_notes([np.ones(n, dtype=int) for n in lengths[rows]])[0].shape[1]
             assert len(rows) == 1 or len(rows) * width <= micro_tokens
-        if len(step) > micro_batches:  # no more micro-batches than needed
-            widths = [-(-max(1, lengths[rows[0]]) // 8) * 8 for rows in step]
-            for rows, following, width in list(zip(step, step[1:], widths))[micro_batches:]:
-                assert (len(rows) + 1) * width > micro_tokens or not len(following)
+        fewest = fewest_micro_batches(lengths[notes], micro_tokens)
+        assert len(step) == min(micro_batches * -(-fewest // micro_batches), len(notes))
     assert 0 <= epoch.padding_share() <= 1
+
+
+def fewest_micro_batches(lengths: np.ndarray, micro_tokens: int) -> int:
+    """How many micro-batches notes need, the longest first."""
+    count = room = 0
+    for length in lengths:
+        if room < 1:
+            count, room = count + 1, max(1, micro_tokens // (-(-max(1, length) // 8) * 8))
+        room -= 1
+    return count
+
+
+@pytest.mark.parametrize("micro_tokens", [10**6, 16_384])
+def test_processes_that_share_a_step_have_equal_work(micro_tokens):
+    lengths = np.random.default_rng(0).lognormal(7.3, 0.45, 1600).astype(int)
+    plan = BatchPlan(lengths, np.zeros(len(lengths), int), 32, micro_tokens, 0, micro_batches=2)
+    work = [[plan.widths[rows[0]] * len(rows) for rows in step] for step in plan.epoch(0)]
+    longest = sum(max(sum(step[::2]), sum(step[1::2])) for step in work)
+    assert all(len(step) % 2 == 0 for step in work) and longest < 0.52 * sum(map(sum, work))
 
 
 def test_each_group_has_at_most_one_partial_batch():
@@ -73,7 +90,7 @@ def test_groups_and_lengths_are_shuffled_over_the_epoch():
 
 def test_micro_batches_is_a_minimum():
     steps = BatchPlan(np.full(20, 8), np.zeros(20), 16, 10**6, 0, micro_batches=3).epoch(0)
-    assert sorted([len(rows) for rows in step] for step in steps) == [[2, 1, 1], [6, 5, 5]]
+    assert sorted([len(rows) for rows in step] for step in steps) == [[1, 1, 2], [6, 6, 4]]
 
 
 def test_padding_is_below_5_percent():
