@@ -1,6 +1,7 @@
 """Builds the API reference from the docstrings of nosology/ into a folder of HTML pages, with pdoc.
 
-    python tools/api_reference.py --out out/api      # then open out/api/index.html
+    python tools/api_reference.py --out out/api                       # then open out/api/index.html
+    python tools/api_reference.py --out out/api nosology.serving      # these packages alone, to see one's changes
 
 A warning of pdoc is an error: a docstring that does not parse or a module that cannot be imported stops it.
 """
@@ -38,8 +39,12 @@ def main() -> None:
     """Writes the pages into the folder given on the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("out/api"))
-    out = parser.parse_args().out
-    modules = public_modules()
+    parser.add_argument("packages", nargs="*", default=["nosology"])
+    arguments = parser.parse_args()
+    out, packages = arguments.out, arguments.packages
+    modules = [name for name in public_modules() if any(f"{name}.".startswith(f"{package}.") for package in packages)]
+    if not modules:
+        parser.error(f"no module is in {', '.join(packages)}")
     pdoc.render.configure(show_source=False, template_directory=ROOT / "docs/api")
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)  # what pdoc raises
