@@ -72,6 +72,7 @@ class LocalSite(Protocol):
     name: str
     labels: LabelSpace | None
     label_mask: np.ndarray  # (L,) bool: labels that the site codes with
+    code_list: frozenset[Code] | None  # codes that the site uses; None: all of the systems of its notes
 
     @property
     def sizes(self) -> dict[str, int]:

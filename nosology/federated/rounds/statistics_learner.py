@@ -10,9 +10,8 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
@@ -21,11 +20,11 @@ from scipy import sparse
 
 from nosology.core import Code, ConfigError, DataError, Note, __version__
 from nosology.core.label_space import LabelSpace
-from nosology.corpora.corpus import Corpus
 from nosology.federated.federation_settings import FederatedStatisticsRecipe, StatisticsSettings
 from nosology.federated.privacy.dp_sgd import secure_generator
 from nosology.federated.rounds import messages
-from nosology.federated.rounds.federated_site import SPLITS, SiteCounts, SiteUpdate, used_labels
+from nosology.federated.rounds.corpus_learner import CorpusLearner
+from nosology.federated.rounds.federated_site import SiteCounts, SiteUpdate, used_labels
 from nosology.federated.rounds.federation_setup import (
     Arrays,
     FederationSetup,
@@ -42,7 +41,7 @@ from nosology.federated.rounds.hashed_counts import (
     read_names,
     unpack_names,
 )
-from nosology.federated.rounds.learner import FederatedLearner, LabelRows, SiteFiles
+from nosology.federated.rounds.learner import LabelRows
 from nosology.training.calibration import PlattScaling
 from nosology.training.examples import Examples, codes_in_systems
 from nosology.training.recipe_settings import LabelSettings
@@ -228,7 +227,7 @@ RecipeT = TypeVar("RecipeT", bound=FederatedStatisticsRecipe)
 StatisticsSiteT = TypeVar("StatisticsSiteT", bound=StatisticsSite)
 
 
-class StatisticsLearner(FederatedLearner[StatisticsSiteT, None], Generic[StatisticsSiteT, RecipeT]):
+class StatisticsLearner(CorpusLearner[StatisticsSiteT, None], Generic[StatisticsSiteT, RecipeT]):
     """A coder that is made of sums over sites, stage by stage. The state between stages is a dict of arrays."""
 
     recipe: RecipeT
@@ -355,28 +354,10 @@ class StatisticsLearner(FederatedLearner[StatisticsSiteT, None], Generic[Statist
             if value != allowed:
                 raise ConfigError(f"{name} must be {allowed!r} for a federated {self.recipe.kind}; got {value!r}")
 
-    def open_site(self, files: SiteFiles) -> StatisticsSiteT:
-        """The site of corpus folders."""
-        site = self._site(files.name, [Corpus.open(folder) for folder in files.corpora], lambda note: True)
-        if not site.sizes["train"]:
-            raise DataError(f"site {files.name} has no train notes: make them with `nosology corpus split`")
-        site.code_list = files.code_list
-        return site
-
-    def simulated_sites(
-        self, corpora: Sequence[Corpus], site_of: Mapping[str, str], folder: Path
-    ) -> list[StatisticsSiteT]:
-        """One hospital per site."""
-        names = sorted(set(site_of.values()))
-        return [self._site(name, corpora, lambda note, name=name: site_of[note.id] == name) for name in names]
-
-    def _site(self, name: str, corpora: Sequence[Corpus], keep: Callable[[Note], bool]) -> StatisticsSiteT:
-        def examples(split: str) -> Examples:
-            return Examples(corpora, lambda note: note.split == split and keep(note))
-
-        parts = {split: examples(split) for split in SPLITS}
+    def make_site(self, name: str, notes: dict[str, Examples]) -> StatisticsSiteT:
+        """The site of these notes by split."""
         identity = {"tokenizer": "words", "kind": self.recipe.kind}
-        return self.site_class(name, parts, identity, self.preprocessing, self.recipe.labels)
+        return self.site_class(name, notes, identity, self.preprocessing, self.recipe.labels)
 
     def report(self, site: StatisticsSiteT) -> RecordDict:
         """Nothing: statistics are collected in stages."""

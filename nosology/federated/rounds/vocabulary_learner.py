@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
 from flwr.app import Message, RecordDict
 
-from nosology.core import ConfigError, DataError, Note
-from nosology.corpora.corpus import Corpus
+from nosology.core import ConfigError
 from nosology.federated.rounds import messages
-from nosology.federated.rounds.federated_site import SPLITS
+from nosology.federated.rounds.corpus_learner import CorpusLearner
 from nosology.federated.rounds.federation_setup import SiteMetadata
-from nosology.federated.rounds.learner import FederatedLearner, InputsT, SiteFiles
+from nosology.federated.rounds.learner import InputsT
 from nosology.federated.rounds.word_noise import WordNoise
 from nosology.federated.rounds.word_site import WordSite
 from nosology.text.tokens import benchmark_words, words_of
-from nosology.training.examples import Examples
 
 _MAX_WORDS = 10**7  # that a site may report
 
@@ -28,15 +25,8 @@ WordCounts = dict[str, int]
 SiteW = TypeVar("SiteW", bound=WordSite)
 
 
-class VocabularyLearner(FederatedLearner[SiteW, InputsT]):
+class VocabularyLearner(CorpusLearner[SiteW, InputsT]):
     """A learner whose sites report words, unless the vocabulary is a public list."""
-
-    @abstractmethod
-    def make_site(self, name: str, notes: dict[str, Examples]) -> SiteW:
-        """The site of these notes by split."""
-
-    def _site(self, name: str, corpora: Sequence[Corpus], keep: Any) -> SiteW:
-        return self.make_site(name, self.notes_of(corpora, keep))
 
     @property
     def inputs_name(self) -> str:
@@ -55,34 +45,6 @@ class VocabularyLearner(FederatedLearner[SiteW, InputsT]):
             raise ConfigError(f"federation.vocabulary must be a file on the server; got {federation.vocabulary!r}")
         if recipe.training.precision == "fp64":
             raise ConfigError(f'training.precision must not be "fp64" for a federated {recipe.kind}')
-
-    def open_site(self, files: SiteFiles) -> SiteW:
-        """The site; its words are read from the word caches of the corpora, which are made if there are none."""
-        site = self._site(files.name, [Corpus.open(folder) for folder in files.corpora], lambda note: True)
-        if not site.sizes["train"]:
-            raise DataError(f"site {files.name} has no train notes: make them with `nosology corpus split`")
-        site.code_list = files.code_list
-        return site
-
-    def simulated_sites(self, corpora: Sequence[Corpus], site_of: Mapping[str, str], folder: Path) -> list[SiteW]:
-        """One hospital per site."""
-
-        def named(name: str) -> SiteW:
-            return self._site(name, corpora, lambda note: site_of[note.id] == name)
-
-        return [named(name) for name in sorted(set(site_of.values()))]
-
-    @staticmethod
-    def notes_of(corpora: Sequence[Corpus], keep: Any) -> dict[str, Examples]:
-        """The notes of a site by split."""
-
-        def examples(split: str) -> Examples:
-            def is_kept(note: Note) -> bool:
-                return note.split == split and keep(note)
-
-            return Examples(corpora, is_kept)
-
-        return {split: examples(split) for split in SPLITS}
 
     def report(self, site: SiteW) -> RecordDict:
         """The words of enough patients, or noisy counts; no words if the vocabulary is a public list."""
