@@ -126,14 +126,14 @@ def test_two_processes_give_the_report_of_one_also_after_a_stop(run, many, tmp_p
     assert {path.name: path.read_bytes() for path in two.iterdir()} == whole
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_ray_gives_the_report_of_one_process(run, many, tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     assert run(*options(*many, one), "--workers", 1)[0] == 0
     # A separate process: Ray's threads and its log handlers would outlive a test.
     command = [sys.executable, "-m", "nosology", "audit", *map(str, options(*many, two)), "--engine", "ray"]
     ray = subprocess.run(
-        command, capture_output=True, text=True, env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}, timeout=170
+        command, capture_output=True, text=True, env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}, timeout=590
     )
     assert ray.returncode == 0 and "20 encounters" in ray.stdout
     assert all(line.startswith("auditing: ") for line in ray.stderr.splitlines())  # nothing of Ray

@@ -445,7 +445,8 @@ def test_output_that_is_cut_off_ends_with_0(tmp_path):
     """`nosology ... | head -1`, many lines."""
     command = f"{sys.executable} -m nosology codes search heart --limit 5000 | head -1; exit ${{PIPESTATUS[0]}}"
     end = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
-    assert (end.returncode, end.stderr) == (0, "") and end.stdout.count("\n") == 1 and "heart" in end.stdout
+    errors = [line for line in end.stderr.splitlines() if "building the index" not in line]  # it says so if it is slow
+    assert (end.returncode, errors) == (0, []) and end.stdout.count("\n") == 1 and "heart" in end.stdout
 
 
 @pytest.mark.parametrize("output", ["| true", "2>&1 | true", "2>/dev/full | true"])

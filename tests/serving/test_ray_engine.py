@@ -23,7 +23,7 @@ for note_id, codes in code_on_ray(notes, bundle=sys.argv[1], top=3, workers=2):
 """
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_two_workers_give_the_predictions_of_one_process_in_order(small_bundle):
     notes = small_notes(150, seed=3)
     lines = "\n".join(json.dumps({"id": note.id, "text": note.text}) for note in notes)
@@ -33,7 +33,7 @@ def test_two_workers_give_the_predictions_of_one_process_in_order(small_bundle):
         capture_output=True,
         text=True,
         env={**os.environ, "RAY_DEDUP_LOGS": "0", "RAY_USAGE_STATS_ENABLED": "0"},
-        timeout=170,
+        timeout=590,
     )
     assert (run.returncode, run.stderr) == (0, "")  # nothing of Ray
     predictions = [json.loads(line) for line in run.stdout.splitlines() if line.startswith("[")]
@@ -62,7 +62,7 @@ for note_id, codes in ray_engine.code_on_ray(notes, bundle=sys.argv[1], top=3, w
 """
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_task_of_a_killed_worker_is_repeated(small_bundle, tmp_path):
     notes = [replace(note, id=f"n{number}") for number, note in enumerate(small_notes(60, seed=3))]
     killed = tmp_path / "killed"
@@ -72,7 +72,7 @@ def test_task_of_a_killed_worker_is_repeated(small_bundle, tmp_path):
         capture_output=True,
         text=True,
         env={**os.environ, "RAY_DEDUP_LOGS": "0", "RAY_USAGE_STATS_ENABLED": "0"},
-        timeout=230,
+        timeout=590,
     )
     assert (run.returncode, run.stderr) == (0, "") and killed.exists()
     assert [json.loads(line)[0] for line in run.stdout.splitlines()] == [note.id for note in notes]
@@ -92,7 +92,7 @@ def test_task_of_a_killed_worker_is_repeated(small_bundle, tmp_path):
 def test_wrong_options_are_refused_with_one_sentence(small_bundle, tmp_path, options, sentence):
     (tmp_path / "n.txt").write_text("x")
     command = [sys.executable, "-m", "nosology", "code", str(small_bundle), str(tmp_path / "n.txt"), *options]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=170)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=590)
     assert run.returncode == 1 and run.stderr.startswith("nosology: ") and run.stderr.count("\n") == 1
     assert sentence in run.stderr
 

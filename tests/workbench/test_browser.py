@@ -125,7 +125,8 @@ def nothing_from_outside():
 def open_note(page: Page, address: str, name: str) -> None:
     page.goto(f"{address}/?status=all")
     page.get_by_role("link", name=name, exact=True).click()
-    expect(page.locator(".card.now")).to_be_visible()  # the page listens to keys from then on
+    expect(page.locator(".card.now")).to_be_visible()
+    page.wait_for_load_state()  # all scripts have run: the page listens to all keys from then on
 
 
 def go(page: Page, key: str) -> None:

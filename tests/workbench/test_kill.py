@@ -54,6 +54,7 @@ class Importers:
             self.confirmed.append(name)
 
 
+@pytest.mark.parametrize("store", ["postgres"], indirect=True)  # decisions are killed in both kinds of stores
 def test_kill_9_leaves_whole_imports_and_a_batch_that_goes_on(small_bundle, store, tmp_path):
     token = fill_people(store)["ann"]
     engine = open_database(store)

@@ -140,8 +140,8 @@ def test_word_of_too_few_patients_is_in_no_message(corpus, tmp_path):  # noqa: F
     assert SECRET.encode() not in b"\n".join(seen) and b"clinic" in b"\n".join(seen)
 
 
-@pytest.mark.parametrize("personal", ["[]", "['head']"])
-@pytest.mark.parametrize("stop", [2, 3, 4])  # at the end of the language model, of the counts, within the net
+# stop: at the end of the language model, of the counts, within the net
+@pytest.mark.parametrize(("stop", "personal"), [(2, "[]"), (3, "['head']"), (4, "[]"), (4, "['head']")])
 def test_interrupted_run_continues_with_the_same_weights(corpus, tmp_path, stop, personal):  # noqa: F811
     """Sites find their personal layers again: labels and inputs have the same hash."""
     settings = recipe("federation.optimizer_state=reset", f"federation.personal={personal}")
