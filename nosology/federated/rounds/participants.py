@@ -17,6 +17,7 @@ from nosology.federated.rounds.learner import learner_of
 from nosology.federated.rounds.personal_layers import mark
 
 PAUSE = 0.5  # seconds between polls
+GRACE = 10.0  # seconds for which a site may be offline before its reply is given up: heartbeats may come late
 
 
 class SiteGrid(ABC):
@@ -50,17 +51,20 @@ class SiteGrid(ABC):
         time.sleep(max(0.0, min(PAUSE, deadline - self.now())))
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float = math.inf) -> list[Message]:
-        """The replies that come within the timeout. A site that goes offline is not waited for."""
+        """The replies that come within the timeout. A site that stays offline is not waited for."""
         deadline = self.now() + timeout
         requests, replies = list(messages), list[Message]()
         ids = self.push_messages(requests)
         # Flower gives no id to a message that it cannot deliver
         waiting = {name: request.metadata.dst_node_id for name, request in zip(ids, requests) if name}
+        offline: dict[int, float] = {}  # node: since when
         while True:
-            online = set(self.get_node_ids())  # asked first: a site may reply and go offline
+            online, now = set(self.get_node_ids()), self.now()  # asked first: a site may reply and go offline
+            offline = {node: offline.get(node, now) for node in waiting.values() if node not in online}
             replies += self.pull_messages(waiting)
-            received = {reply.metadata.reply_to_message_id for reply in replies}
-            waiting = {name: node for name, node in waiting.items() if name not in received and node in online}
+            done = {reply.metadata.reply_to_message_id for reply in replies}
+            done |= {name for name, node in waiting.items() if now - offline.get(node, now) >= GRACE}
+            waiting = {name: node for name, node in waiting.items() if name not in done}
             if not waiting or self.now() >= deadline:
                 return replies
             self.wait(deadline)

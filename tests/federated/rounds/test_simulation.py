@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
@@ -64,22 +65,33 @@ def test_removed_node_is_unreachable_and_a_new_one_has_no_state():
     assert again != node and ask(grid, [again])[0].content["reply"]["n"] == 1
 
 
-def test_site_that_goes_offline_is_not_waited_for():
-    """Its reply would never come: a round ends without it long before the timeout."""
-    waits = []
+@pytest.mark.parametrize(("back", "replies", "seconds"), [(1000, 1, 15), (12, 2, 20)])
+def test_site_that_stays_offline_is_not_waited_for(back, replies, seconds):
+    """Its reply would never come: the others are returned long before the timeout. A late heartbeat does no harm."""
 
     class LosingGrid(InProcessGrid):
-        def pull_messages(self, message_ids):
-            return [reply for reply in super().pull_messages(message_ids) if reply.metadata.src_node_id == south]
+        seconds = 0
+
+        def now(self):
+            return float(self.seconds)
 
         def wait(self, deadline):
-            waits.append(deadline)
-            if len(waits) == 3:
-                self.remove("north")
+            self.seconds += 1
 
+        def get_node_ids(self):
+            return [south] if 5 <= self.seconds < back else [north, south]
+
+        def push_messages(self, messages):
+            self.ids = super().push_messages(messages)
+            return self.ids
+
+        def pull_messages(self, message_ids):
+            return super().pull_messages([name for name in message_ids if name == self.ids[1] or self.seconds >= 20])
+
+    north, south = InProcessGrid(counting(), ["north", "south"]).get_node_ids()
     grid = LosingGrid(counting(), ["north", "south"])
-    north, south = grid.get_node_ids()
-    assert [reply.metadata.src_node_id for reply in ask(grid, [north, south])] == [south] and len(waits) == 3
+    messages = [Message(RecordDict(), node, "query.count") for node in (north, south)]
+    assert len(grid.send_and_receive(messages, timeout=600)) == replies and grid.seconds == seconds
 
 
 def test_ids_are_deterministic():
