@@ -42,9 +42,12 @@ def main() -> None:
     parser.add_argument("packages", nargs="*", default=["nosology"])
     arguments = parser.parse_args()
     out, packages = arguments.out, arguments.packages
-    modules = [name for name in public_modules() if any(f"{name}.".startswith(f"{package}.") for package in packages)]
-    if not modules:
-        parser.error(f"no module is in {', '.join(packages)}")
+    found = {
+        package: [name for name in public_modules() if f"{name}.".startswith(f"{package}.")] for package in packages
+    }
+    if unknown := [package for package, inside in found.items() if not inside]:
+        parser.error(f"no module is in {', '.join(unknown)}")
+    modules = sorted(set().union(*found.values()))
     pdoc.render.configure(show_source=False, template_directory=ROOT / "docs/api")
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)  # what pdoc raises

@@ -96,6 +96,8 @@ def main() -> None:
     parser.add_argument("--notes", type=int, default=10_000, help="that Ray codes")
     parser.add_argument("--out", type=Path, default=RESULT)
     arguments = parser.parse_args()
+    if arguments.repeats < 1:
+        parser.error("--repeats must be at least 1")
     result = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
     with tempfile.TemporaryDirectory() as temporary:
         if arguments.only != "ray":

@@ -92,7 +92,7 @@ def test_task_of_a_killed_worker_is_repeated(small_bundle, tmp_path):
 def test_wrong_options_are_refused_with_one_sentence(small_bundle, tmp_path, options, sentence):
     (tmp_path / "n.txt").write_text("x")
     command = [sys.executable, "-m", "nosology", "code", str(small_bundle), str(tmp_path / "n.txt"), *options]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=590)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=290)
     assert run.returncode == 1 and run.stderr.startswith("nosology: ") and run.stderr.count("\n") == 1
     assert sentence in run.stderr
 

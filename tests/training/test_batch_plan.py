@@ -52,13 +52,13 @@ def fewest_micro_batches(lengths: np.ndarray, micro_tokens: int) -> int:
     return count
 
 
-@pytest.mark.parametrize("micro_tokens", [10**6, 16_384])
-def test_processes_that_share_a_step_have_equal_work(micro_tokens):
+@pytest.mark.parametrize(("micro_tokens", "share"), [(10**6, 0.508), (16_384, 0.52)])
+def test_processes_that_share_a_step_have_equal_work(micro_tokens, share):
     lengths = np.random.default_rng(0).lognormal(7.3, 0.45, 1600).astype(int)
     plan = BatchPlan(lengths, np.zeros(len(lengths), int), 32, micro_tokens, 0, micro_batches=2)
     work = [[plan.widths[rows[0]] * len(rows) for rows in step] for step in plan.epoch(0)]
     longest = sum(max(sum(step[::2]), sum(step[1::2])) for step in work)
-    assert all(len(step) % 2 == 0 for step in work) and longest < 0.52 * sum(map(sum, work))
+    assert all(len(step) % 2 == 0 for step in work) and longest < share * sum(map(sum, work))
 
 
 def test_each_group_has_at_most_one_partial_batch():

@@ -7,6 +7,8 @@ it settings for the following, so attributes of its modules are replaced in the 
 - pauses: a SuperNode waits three seconds between requests, longer than a round; here half a second.
 - heartbeats: a SuperLink notices a lost site after 60 seconds; here after 20.
 - reply order: a SuperNode may hold back a reply until the next message; here it replies before it takes the next one.
+- uploads: whoever receives a message waits up to two hours for parts that a killed sender has not uploaded, and does
+  nothing else; here until no part has come for a minute.
 
 Each has a test of Flower without it (tests/federated/deploy/test_flower_shims.py), which fails once it is not needed.
 """
@@ -38,6 +40,7 @@ from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.error import FlowerError
 from flwr.supercore.fab import Fab
 from flwr.supercore.heartbeat import HeartbeatSender
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectUnavailableError
 from flwr.supercore.interceptors import (
     RuntimeTokenHttpInterceptor,
     RuntimeVersionHttpInterceptor,
@@ -75,6 +78,7 @@ __all__ = [
 TESTED = ("1.40", "1.41")  # releases of Flower; the range in pyproject.toml is the same
 PAUSE = 0.5  # seconds between polls
 HEARTBEAT = 10  # seconds, the shortest interval that a SuperLink accepts
+UPLOAD_SECONDS = 60.0  # without a further part of an upload, which has at most 5 MB
 NODE_HEARTBEAT = HEARTBEAT_DEFAULT_INTERVAL  # until the SuperNode of a site has started
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 
@@ -174,7 +178,36 @@ def supernode() -> None:
     client: Any = import_module("flwr.supernode.start_client_internal")
     shorten_sleep(client)
     reply_before_next_message(client)
+    give_up_stalled_uploads(client)
     flower_supernode()
+
+
+def server_app() -> None:
+    """Changes Flower in the process of a ServerApp."""
+    give_up_stalled_uploads(import_module("flwr.superlink.grid.http_grid"))
+
+
+def give_up_stalled_uploads(module: Any, seconds: float = UPLOAD_SECONDS) -> None:
+    """Makes one of Flower's modules give up a message of which no part has come for some seconds."""
+    pull = module.pull_objects
+
+    def pull_while_parts_come(object_ids: list[str], pull_object_fn: Callable[[str], bytes]) -> dict[str, bytes]:
+        last = time.monotonic()
+
+        def pull_part(object_id: str) -> bytes:
+            nonlocal last
+            try:
+                part = pull_object_fn(object_id)
+            except ObjectUnavailableError:
+                if time.monotonic() - last < seconds:
+                    raise  # Flower tries again
+                raise ObjectPullError(object_id, f"no part came for {seconds:g} s") from None
+            last = time.monotonic()
+            return part
+
+        return pull(object_ids, pull_part)
+
+    module.pull_objects = pull_while_parts_come
 
 
 def shorten_sleep(module: Any) -> None:

@@ -16,6 +16,7 @@ from flwr.serverapp import Grid, ServerApp
 from pydantic import ValidationError
 
 from nosology.core import ConfigError, FederationError, OutputError
+from nosology.federated.deploy import flower_shims
 from nosology.federated.deploy.federation_status import ENVIRONMENT, Traffic, make_status, write_status
 from nosology.federated.deploy.flower_process import end_with_parent
 from nosology.federated.deploy.flower_shims import log
@@ -37,6 +38,7 @@ def main(grid: Grid, context: Context) -> None:
     If the SuperLink is killed, this process ends at once: every round is saved, and another process may continue.
     """
     end_with_parent(grace=0)
+    flower_shims.server_app()
     recipe, out = (str(context.run_config.get(key) or "") for key in ("recipe", "out"))
     if not recipe or not out:
         raise ConfigError("the run config must have recipe (JSON) and out (the bundle folder)")

@@ -17,7 +17,6 @@ from nosology.federated.rounds.learner import learner_of
 from nosology.federated.rounds.personal_layers import mark
 
 PAUSE = 0.5  # seconds between polls
-GRACE = 10.0  # seconds for which a site may be offline before its reply is given up: heartbeats may come late
 
 
 class SiteGrid(ABC):
@@ -51,20 +50,14 @@ class SiteGrid(ABC):
         time.sleep(max(0.0, min(PAUSE, deadline - self.now())))
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float = math.inf) -> list[Message]:
-        """The replies that come within the timeout. A site that stays offline is not waited for."""
+        """The replies that come within the timeout, also errors of Flower for sites that have gone offline."""
         deadline = self.now() + timeout
-        requests, replies = list(messages), list[Message]()
-        ids = self.push_messages(requests)
         # Flower gives no id to a message that it cannot deliver
-        waiting = {name: request.metadata.dst_node_id for name, request in zip(ids, requests) if name}
-        offline: dict[int, float] = {}  # node: since when
+        waiting, replies = [name for name in self.push_messages(messages) if name], list[Message]()
         while True:
-            online, now = set(self.get_node_ids()), self.now()  # asked first: a site may reply and go offline
-            offline = {node: offline.get(node, now) for node in waiting.values() if node not in online}
             replies += self.pull_messages(waiting)
-            done = {reply.metadata.reply_to_message_id for reply in replies}
-            done |= {name for name, node in waiting.items() if now - offline.get(node, now) >= GRACE}
-            waiting = {name: node for name, node in waiting.items() if name not in done}
+            received = {reply.metadata.reply_to_message_id for reply in replies}
+            waiting = [name for name in waiting if name not in received]
             if not waiting or self.now() >= deadline:
                 return replies
             self.wait(deadline)
@@ -212,9 +205,8 @@ class Participants:
         return {names[reply.metadata.src_node_id]: reply for reply in replies if reply.metadata.src_node_id in names}
 
     def missing_reason(self, site: str) -> str:
-        """Why a request to a site has no reply."""
-        is_online = site in self.online().values()
-        return f"no reply within {self.settings.timeout:g} s" if is_online else "it is offline"
+        """Why a request to a site has no reply of this site."""
+        return "no reply came" if site in self.online().values() else "it is offline"
 
     def push(self, requests: list[Message]) -> list[str]:
         """The ids of messages, which are sent; does not wait for the replies."""

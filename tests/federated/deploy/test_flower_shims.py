@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import contextlib
+import inspect
 import os
 import re
 import tomllib
@@ -17,6 +18,7 @@ import pytest
 from flwr.app import Message, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.proto import control_pb2
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectUnavailableError
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.superexec.executor import ExecutionSpec, SubprocessExecutor
 from flwr.supercore.task_identity import TaskIdentity
@@ -34,6 +36,7 @@ from nosology.federated.deploy.flower_shims import (
     PAUSE,
     TaskType,
     check_flower_version,
+    give_up_stalled_uploads,
     reply_before_next_message,
     server_app_command,
     shorten_sleep,
@@ -195,3 +198,25 @@ def numbered(message: Message, name: str) -> Message:
     """The message with an id."""
     message.metadata.__dict__["_message_id"] = name
     return message
+
+
+@pytest.mark.parametrize("name", ["flwr.superlink.grid.http_grid", "flwr.supernode.start_client_internal"])
+def test_flower_waits_two_hours_for_the_parts_of_a_message(monkeypatch, name):
+    """A site that is killed while it uploads its reply leaves some out. With the change a run goes on after a while."""
+    program = import_module(name)
+    assert inspect.signature(program.pull_objects).parameters["max_time"].default == 7200
+    monkeypatch.setattr(program, "pull_objects", program.pull_objects)  # restored at the end
+    give_up_stalled_uploads(program, seconds=0.5)
+    tries = {"here": 0, "late": 0, "lost": 0}
+
+    def pull(part):
+        tries[part] += 1
+        if part == "lost" or (part == "late" and tries[part] == 1):
+            raise ObjectUnavailableError(part)
+        return part.encode()
+
+    with pytest.raises(ObjectPullError, match=r"lost.*no part came for 0\.5 s"):
+        program.pull_objects(object_ids=["here", "lost"], pull_object_fn=pull)
+    assert tries["lost"] == 2
+    monkeypatch.setattr(flower_shims, "time", SimpleNamespace(monotonic=lambda: 0.0))
+    assert program.pull_objects(object_ids=["here", "late"], pull_object_fn=pull) == {"here": b"here", "late": b"late"}
