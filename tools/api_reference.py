@@ -42,9 +42,8 @@ def main() -> None:
     parser.add_argument("packages", nargs="*", default=["nosology"])
     arguments = parser.parse_args()
     out, packages = arguments.out, arguments.packages
-    found = {
-        package: [name for name in public_modules() if f"{name}.".startswith(f"{package}.")] for package in packages
-    }
+    names = public_modules()
+    found = {package: [name for name in names if f"{name}.".startswith(f"{package}.")] for package in packages}
     if unknown := [package for package, inside in found.items() if not inside]:
         parser.error(f"no module is in {', '.join(unknown)}")
     modules = sorted(set().union(*found.values()))
