@@ -45,7 +45,7 @@ from nosology.models.hmhan.report_batches import LOADER_THREADS, ReportBatchBuil
 from nosology.models.neural import evaluating
 from nosology.training.batch_plan import BatchPlan
 from nosology.training.cuda_graphs import CudaGraphBatchStep
-from nosology.training.data_loader import BatchLoader, StepBatches, pad_notes, token_mask
+from nosology.training.data_loader import BatchLoader, StepBatches, on_device, pad_notes, token_mask
 from nosology.training.recipe_settings import TrainerSettings
 from nosology.training.trainer import TrainingRun, fit
 
@@ -187,7 +187,7 @@ class Training:
             reports = 0
             for work in islice(loaded, most):
                 for part in work.micro_batches:
-                    step(part.batch.to(self.device), part.weight)
+                    step(part.batch, part.weight)
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=not use_cuda_graphs)
                 reports += work.notes
@@ -196,7 +196,8 @@ class Training:
         threads = 1 if isinstance(cached_states, DeviceCachedStates) else LOADER_THREADS
         feed = BatchLoader(plan, batches.build, pin_memory=self.device == "cuda", threads=threads)
         kind = ProfilerActivity.CUDA if self.device == "cuda" else ProfilerActivity.CPU
-        with closing(feed.steps(0, 0)) as loaded:
+        with closing(feed.steps(0, 0)) as steps:
+            loaded = on_device(steps, torch.device(self.device))
             for _ in range(3):  # by then the usual shapes have CUDA graphs
                 run_steps(loaded, len(plan))
             epoch = statistics.median(seconds_of(lambda: run_steps(loaded, len(plan)), self.device) for _ in range(3))

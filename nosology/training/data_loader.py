@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import lru_cache
@@ -134,6 +134,50 @@ class BatchLoader:
             batch = self.make_batch(rows[number], prepared)
             micro_batches.append(MicroBatch(number, weight, pin_memory(batch) if self.pin_memory else batch))
         return StepBatches(epoch, step, len(notes), micro_batches)
+
+
+def on_device(steps: Iterable[StepBatches], device: torch.device) -> Iterator[StepBatches]:
+    """The steps with their batches on a device. A GPU copies the next step on a stream of its own while it computes."""
+    if device.type != "cuda":
+        yield from (_moved(step, device) for step in steps)
+        return
+    copies = torch.cuda.Stream(device)
+    ready: tuple[StepBatches, torch.cuda.Event] | None = None
+    for step in steps:
+        copied = torch.cuda.Event()
+        with torch.cuda.stream(copies):
+            moved = _moved(step, device)
+            copied.record()
+        if ready is not None:
+            yield _received(*ready, device)
+        ready = moved, copied
+    if ready is not None:
+        yield _received(*ready, device)
+
+
+def _moved(step: StepBatches, device: torch.device) -> StepBatches:
+    parts = [replace(part, batch=part.batch.to(device)) for part in step.micro_batches]
+    return replace(step, micro_batches=parts)
+
+
+def _received(step: StepBatches, copied: torch.cuda.Event, device: torch.device) -> StepBatches:
+    """The step, which the current stream may use from here on."""
+    stream = torch.cuda.current_stream(device)
+    stream.wait_event(copied)
+    for part in step.micro_batches:
+        for tensor in _tensors(part.batch):
+            if tensor.is_cuda:
+                tensor.record_stream(stream)  # else its memory could be reused for the next copy too early
+    return step
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """All tensors of a batch, also those of its parts."""
+    if isinstance(value, Tensor):
+        yield value
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield from _tensors(getattr(value, field.name))
 
 
 def pin_memory(batch: BatchT) -> BatchT:

@@ -31,7 +31,7 @@ from nosology.core.progress import activity
 from nosology.training.batch_plan import BatchPlan, StepPlan, derive_seed
 from nosology.training.checkpoint import Checkpoints, TrainingState, named_tensors
 from nosology.training.cuda_graphs import CudaGraphBatchStep
-from nosology.training.data_loader import BatchLoader, DeviceBatch, MakeBatch, PrepareStep, StepBatches
+from nosology.training.data_loader import BatchLoader, DeviceBatch, MakeBatch, PrepareStep, StepBatches, on_device
 from nosology.training.inference import memory_budget, uses_bf16
 from nosology.training.recipe_settings import TrainerSettings, resolve_schedule
 from nosology.training.run_folder import ProgressDisplay, TrainingCurves, process_counts
@@ -196,7 +196,8 @@ class Trainer:
         loading = (run.make_batch, run.prepare_step)
         loader = BatchLoader(self.plan, *loading, *processes, pin_memory=self._on_gpu, threads=run.loader_threads)
         self.net.train()
-        with closing(loader.steps(self.state.epoch, self.state.epoch_steps)) as steps:
+        with closing(loader.steps(self.state.epoch, self.state.epoch_steps)) as loaded:
+            steps = on_device(loaded, fabric.device)
             while not self.is_finished:
                 self._step(next(steps))
         return self._result()
@@ -233,7 +234,7 @@ class Trainer:
             seed = derive_seed("micro", self.plan.seed, batches.epoch, batches.step, micro_batch.number)
             seed_device(self.fabric.device, seed)
             with self.fabric.no_backward_sync(module, enabled=i < last):
-                (self._graph_step or self._backward)(micro_batch.batch.to(self.fabric.device), micro_batch.weight)
+                (self._graph_step or self._backward)(micro_batch.batch, micro_batch.weight)
         if self.settings.clip:
             # error_if_nonfinite would wait for the device in every step; the loss shows the same error later
             self.fabric.clip_gradients(

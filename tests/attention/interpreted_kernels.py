@@ -78,10 +78,12 @@ def selection(seed: int) -> None:
     windows = triton.cdiv(wide, scope)
     bounds, lasts = torch.empty(2, labels, notes, windows, dtype=torch.int32)
     block = triton.next_power_of_2(scope)
-    case = (words, lengths, scores, bounds, lasts, notes, wide, columns, k, scope, windows, block)
+    results = kernels.gather_words(scores.T.contiguous().T if seed % 3 else scores, words)
+    assert torch.equal(results, scores[:, words.long()])
+    case = (lengths, results, bounds, lasts, notes, wide, k, scope, windows, block)
     kernels._select[(labels * notes * windows,)](*case)
     bounds, lasts = (values[:, :, torch.arange(wide) // scope] for values in (bounds, lasts))  # of each token
-    results, position = scores[:, words.long()], torch.arange(wide)
+    position = torch.arange(wide)
     inside = position < lengths[:, None]
     bits = results.view(torch.int32)
     keys = torch.where(bits < 0, -(bits & 0x7FFFFFFF), bits)

@@ -9,9 +9,11 @@ from itertools import count, islice
 
 import numpy as np
 import pytest
+import torch
 
+from nosology.models.hmhan.hmhan_net import ReportBatch, SyntheticBatch
 from nosology.training.batch_plan import BatchPlan
-from nosology.training.data_loader import BatchLoader
+from nosology.training.data_loader import Batch, BatchLoader, MicroBatch, StepBatches, _tensors, on_device
 
 
 @dataclass
@@ -66,3 +68,25 @@ def test_error_of_a_batch_reaches_the_reader():
     plan = BatchPlan(np.full(8, 5), np.zeros(8, np.int64), 8, 1000, 3)
     with closing(BatchLoader(plan, make, threads=4).steps(0, 0)) as found, pytest.raises(ValueError, match="broken"):
         next(found)
+
+
+def test_steps_on_a_device_keep_their_order_and_weights():
+    def batch(number):
+        return Batch(torch.full((2, 3), number), torch.tensor([3, 2]), None, torch.ones(2, 4))
+
+    steps = [StepBatches(0, i, 4, [MicroBatch(j, 0.5, batch(2 * i + j)) for j in range(2)]) for i in range(5)]
+    moved = list(on_device(iter(steps), torch.device("meta")))
+    assert [(step.epoch, step.step, step.notes) for step in moved] == [(0, i, 4) for i in range(5)]
+    parts = [part for step in moved for part in step.micro_batches]
+    assert all(part.batch.tokens.is_meta and part.batch.targets.is_meta for part in parts)
+    assert not any(part.batch.lengths.is_meta for part in parts)  # always on the CPU
+    assert [part.number for part in parts] == [0, 1] * 5
+    first = next(on_device(iter(steps), torch.device("cpu")))
+    assert torch.equal(first.micro_batches[1].batch.tokens, torch.full((2, 3), 1))
+
+
+def test_all_tensors_of_a_batch_are_found():
+    values = [torch.zeros(size) for size in range(1, 8)]
+    synthetic = SyntheticBatch(*values[4:7])
+    batch = ReportBatch(values[0], values[1], targets=values[2], states=values[3], synthetic=synthetic)
+    assert sorted(tensor.numel() for tensor in _tensors(batch)) == [1, 2, 3, 4, 5, 6, 7]
