@@ -17,7 +17,7 @@ from nosology.models.bundle import Bundle
 from nosology.models.stacked.candidate_cells import PartScores
 from nosology.models.stacked.stacker import Stacker
 
-BATCH = 64  # notes whose scores of all parts are in memory together
+BATCH = 256  # notes whose scores of all parts are in memory together; the lexicon codes so many on all cores
 _PARTS = "parts"  # subfolder of a bundle with one bundle per part
 
 
