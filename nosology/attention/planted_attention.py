@@ -374,29 +374,23 @@ def _of_words(by_word: Tensor, words: Tensor) -> Tensor:
 @torch.no_grad()
 def first_top_k(scores: Tensor, k: int) -> Tensor:
     """The places (..., k) of the k highest scores (..., T), k < T, in any order; of equal scores the first."""
-    if not scores.is_cuda:
-        return _partitioned_top_k(scores, k)
-    best, places = scores.topk(k + 1, dim=-1)
-    last = best[..., k - 1]
-    is_tied = (last == best[..., k]) & (last > -torch.inf)  # then topk may have chosen any of the equal ones
-    places = places[..., :k]
-    if is_tied.any():
-        of_tied = _first_tokens(scores[is_tied], last[is_tied][:, None], k)
-        places[is_tied] = of_tied.nonzero()[:, 1].view(-1, k)
-    return places
-
-
-def _partitioned_top_k(scores: Tensor, k: int) -> Tensor:
-    """`first_top_k` by the partition of numpy, which is several times faster than the topk of torch on a CPU."""
-    rows = scores.detach().reshape(-1, scores.shape[-1])
-    smaller = rows.shape[1] - k
-    last = torch.from_numpy(np.partition(rows.numpy(), smaller, axis=1)[:, smaller, None])
+    rows = scores.detach().flatten(0, -2)
+    last = _kth_highest(rows, k)
     chosen = rows >= last
-    tied = torch.from_numpy(np.flatnonzero(np.count_nonzero(chosen.numpy(), axis=1) > k))
+    tied = (chosen.sum(1) > k).nonzero()[:, 0]
     if len(tied):
         chosen[tied] = _first_tokens(rows[tied], last[tied], k)
-    places = np.flatnonzero(chosen.numpy()) % rows.shape[1]
-    return torch.from_numpy(places).view(*scores.shape[:-1], k)
+    flat = chosen.flatten()  # numpy finds few True among many False faster than torch
+    places = flat.nonzero()[:, 0] if flat.is_cuda else torch.from_numpy(np.flatnonzero(flat.numpy()))
+    return (places % rows.shape[1]).view(*scores.shape[:-1], k)
+
+
+def _kth_highest(rows: Tensor, k: int) -> Tensor:
+    """The k-th highest value (N, 1) of each row; numpy's partition is several times faster than topk on a CPU."""
+    if rows.is_cuda:
+        return rows.topk(k, dim=1).values[:, -1:]
+    smaller = rows.shape[1] - k
+    return torch.from_numpy(np.partition(rows.numpy(), smaller, axis=1)[:, smaller, None])
 
 
 def _first_tokens(scores: Tensor, last: Tensor, k: int) -> Tensor:
