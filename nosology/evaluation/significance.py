@@ -15,6 +15,8 @@ from nosology.evaluation.counts import macro, micro, ratio
 from nosology.evaluation.metrics import Evaluation, random_draws
 
 CHUNK = 50
+MICRO = ("micro_f1", "micro_precision", "micro_recall")
+MACRO = ("macro_f1", "macro_precision", "macro_recall")
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,7 @@ def _note_sums(
     first: Evaluation | NotePredictions, second: Evaluation | NotePredictions, metric: str
 ) -> tuple[_NoteSums, _NoteSums]:
     a, b = NotePredictions.of(first), NotePredictions.of(second)
-    names = ("micro_f1", "micro_precision", "micro_recall", "macro_f1", *a.per_note)
+    names = (*MICRO, *MACRO, *a.per_note)
     if metric not in names:
         raise ValueError(f"metric must be one of {', '.join(names)}; got {metric}")
     if a.gold_codes != b.gold_codes:
@@ -177,15 +179,15 @@ def _sums_of(notes: NotePredictions, metric: str) -> _NoteSums:
         return _NoteSums(np.stack([np.where(coded, values, 0.0), coded], axis=1), lambda s: ratio(s[:, 0], s[:, 1]))
     gold, predicted = notes.gold, notes.predicted
     hits = gold.multiply(predicted).tocsr()
-    if metric == "macro_f1":
+    if metric in MACRO:
         # Sorted by code, the columns of two models with different label spaces agree.
         true = np.array(sorted(np.unique(gold.indices), key=notes.space.codes.__getitem__), dtype=np.intp)
         parts = [matrix[:, true].astype(np.float64) for matrix in (hits, predicted, gold)]
-        return _NoteSums(sparse.hstack(parts, format="csr"), _macro_f1)
+        return _NoteSums(sparse.hstack(parts, format="csr"), lambda s: _macro(s)[metric])
     rows = np.stack([np.diff(m.indptr) for m in (hits, predicted, gold)], axis=1).astype(np.float64)
     return _NoteSums(rows, lambda s: micro(s[:, 0], s[:, 1] - s[:, 0], s[:, 2] - s[:, 0])[metric])
 
 
-def _macro_f1(sums: np.ndarray) -> np.ndarray:
+def _macro(sums: np.ndarray) -> dict[str, np.ndarray]:
     hits, predicted, true = np.split(sums, 3, axis=1)
-    return macro(hits, predicted - hits, true - hits)["macro_f1"]
+    return macro(hits, predicted - hits, true - hits)

@@ -8,7 +8,7 @@ from nosology.core import Code, DataError
 from nosology.core.label_space import LabelSpace
 from nosology.evaluation import approximate_randomisation, evaluate, examine, paired_bootstrap, paired_t_test
 
-METRICS = ("micro_f1", "micro_precision", "macro_f1", "map", "r_precision")
+METRICS = ("micro_f1", "micro_precision", "macro_f1", "macro_precision", "macro_recall", "map", "r_precision")
 
 
 def _pair(make_case, seed: int, harm: float):
@@ -64,12 +64,13 @@ def test_equal_models_differ_significantly_in_one_case_of_twenty(make_case, test
     assert 0.4 < np.mean(values) < 0.6
 
 
-def test_label_spaces_may_differ(make_case):
+@pytest.mark.parametrize("metric", ["macro_f1", "macro_precision", "macro_recall"])
+def test_label_spaces_may_differ(make_case, metric):
     case, (first, _) = _pair(make_case, 4, 0.1)
     fewer = LabelSpace(reversed(case.labels.codes[5:]))
     second = examine(fewer, case.gold, case.scores[:, :4:-1], 0.4, replicates=0)
-    result = paired_bootstrap(first, second, "macro_f1", replicates=50)
-    assert result.value == pytest.approx(first.metrics["macro_f1"] - second.metrics["macro_f1"], abs=1e-12)
+    result = paired_bootstrap(first, second, metric, replicates=50)
+    assert result.value == pytest.approx(first.metrics[metric] - second.metrics[metric], abs=1e-12)
     assert second.metrics == evaluate(fewer, case.gold, case.scores[:, :4:-1], 0.4, replicates=0)
 
 
