@@ -85,6 +85,11 @@ class DualLaatStudy(runner.StudySettings):
     mimic3: str = Field("mimic3", min_length=1)  # start of the name of the folder that stands for MIMIC-III
     vectors: Literal["all", "train"] = "all"  # DualLAAT's: from all given corpora, as in the paper, or the trained ones
 
+    def recipes(self) -> dict[str, tuple[str, str]]:
+        """The recipe of each model that is not left out."""
+        kinds = {"cnn": "dual_laat", "gru": "dual_laat"}
+        return {f"models.{model}": (name, kinds.get(model, model)) for model, name in self.models if name}
+
 
 STUDY = DualLaatStudy
 

@@ -119,6 +119,10 @@ class FederatedHeadsStudy(runner.StudySettings):
             raise ValueError("must name each once")
         return values
 
+    def recipes(self) -> dict[str, tuple[str, str]]:
+        """The recipe of each head."""
+        return {f"heads.{head}": (f"heads-{head}", "heads") for head in self.heads}
+
 
 STUDY = FederatedHeadsStudy
 

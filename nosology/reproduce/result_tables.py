@@ -270,7 +270,7 @@ def randomisation_tests(
 
     The predictions of the runs of equal seeds are compared. The difference is the mean over the seeds, p the largest of
     them. A metric with the prefix "few." is tested with the predictions of that name. If predictions are missing,
-    damaged or of other notes, the line says so instead. metrics: micro F1, precision and recall, macro F1 and every
+    damaged or of other notes, the line says so instead. metrics: micro and macro F1, precision and recall, and every
     ranking metric.
     """
     loaded: dict[str, NotePredictions] = {}

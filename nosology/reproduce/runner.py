@@ -21,9 +21,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from nosology.config import load_recipe
 from nosology.core import SPLITS, SYSTEMS, Code, ConfigError, DataError, Note
@@ -55,6 +55,18 @@ class StudySettings(Settings):
         if unknown := ", ".join(sorted(changes.keys() - REGISTRY.keys())):
             raise ValueError(f"must name kinds of models: {', '.join(REGISTRY)}; got {unknown}")
         return changes
+
+    @model_validator(mode="after")
+    def _have_valid_recipes(self) -> Self:
+        """Loads each recipe, so that a wrong one is refused before anything runs, also if no wanted table uses it."""
+        for setting, (name, kind) in self.recipes().items():
+            if (loaded := self.load(name).kind) != (kind or loaded):
+                raise ConfigError(f"{setting} must be a recipe of kind {kind}; got {name!r}, of kind {loaded}")
+        return self
+
+    def recipes(self) -> dict[str, tuple[str, str]]:
+        """The recipes of a study: setting -> the name of its recipe and the kind that it must have; empty: any."""
+        return {}
 
     def load(self, name: str, *settings: str) -> Recipe:
         """The recipe of a name with this study's changes and then the settings of a run."""

@@ -17,7 +17,7 @@ from nosology.models.train import train
 from nosology.reproduce import plant_figures as figures
 from nosology.reproduce import plant_runs, result_tables
 from nosology.reproduce import plant_tables as plant
-from nosology.reproduce.plant_study import PARTS, sources_of
+from nosology.reproduce.plant_study import PARTS, TRAIN_NOTES, sources_of
 from nosology.reproduce.runner import Run, Task
 from tests.conftest import small_notes
 from tests.models.plant.test_plant_trainer import SMALL
@@ -84,7 +84,7 @@ def test_paper_settings_follow_section_5(small_corpus, icd9_corpus, tmp_path):
     """Epochs, inattention, learning rates, frozen parts and directions of each comparison."""
     made = make_tables({"seeds": 5}, [small_corpus, icd9_corpus], tmp_path)
     for table, epochs, k, rate in zip(made["8"], ((5, 3, 1, 10), (5, 7, 7, 10)), (56, 8), (0.5, 0.3333)):
-        for part, expected in zip(PARTS, (*epochs, 60)):
+        for part, expected in zip(PARTS, (*epochs, load_recipe("plant-paper").training.epochs)):
             for row in (row for row in table.rows if row.runs and row.names[0] == part):
                 assert len(row.runs) == 5
                 recipe, variant = row.runs[0].recipe, row.names[1]
@@ -118,11 +118,15 @@ def test_settings_of_the_user_replace_those_of_the_paper(small_corpus, tmp_path)
         make_tables({"recipe": {"plant": {"rates": {"encoder": 0.1}}}}, [small_corpus], tmp_path)
 
 
-def test_coders_of_the_user_are_added_replaced_or_left_out(small_corpus, tmp_path):
+def test_coders_of_the_user_are_added_replaced_or_left_out():
     study = checked(plant.STUDY, {"coders": {"PLANT": "plant", "CAML": "", "PLM-ICD": "plm_icd-paper"}}, "plant")
     assert study.coders == {"PLANT": "plant", "LAAT": "laat-paper", "linear": "linear", "PLM-ICD": "plm_icd-paper"}
-    with pytest.raises(ConfigError, match="coders must have a recipe of kind plant for PLANT"):
-        make_tables({"coders": {"PLANT": "linear"}}, [small_corpus], tmp_path)
+    with pytest.raises(
+        ConfigError, match=r"coders\.PLANT must be a recipe of kind plant; got 'linear', of kind linear"
+    ):
+        checked(plant.STUDY, {"coders": {"PLANT": "linear"}}, "plant")
+    with pytest.raises(ConfigError, match="must have a recipe for PLANT"):
+        checked(plant.STUDY, {"coders": {"PLANT": ""}}, "plant")
 
 
 def test_rows_have_the_paper_numbers(tables):
@@ -138,6 +142,16 @@ def test_rows_have_the_paper_numbers(tables):
     assert number("figure-3", "macro_f1", "KEPT (paper)") == 0.2942
     [row] = tables["2"].rows
     assert row.paper["documents"] == 122279 and row.paper["words_a_note.q3"] == 1931
+
+
+def test_metrics_that_the_paper_tests_are_tested_unless_they_need_scores(tables):
+    def tested(name: str) -> str:
+        results = {key: {"metrics": {}} for key in tables[name].runs}  # without predictions, a line names the metrics
+        return next(line for line in tables[name].remarks(results) if line.startswith("PLANT minus "))
+
+    six = "macro_f1, micro_f1, macro_precision, micro_precision, macro_recall, micro_recall"
+    for name, metrics in (("5", "macro_f1, micro_f1"), ("6", six), ("7", "macro_f1, micro_f1, p@5, p@8, p@15")):
+        assert f": {metrics} not tested by approximate randomisation: " in tested(name)
 
 
 def test_smaller_numbers_of_train_notes_are_subsets_of_larger_ones(small_corpus, tmp_path):
@@ -177,6 +191,19 @@ def test_figure_4_interpolates_the_notes_that_plant_needs(tables, tmp_path):
             results[run.key] = {"metrics": {"train_notes": notes, "p@5": value, "p@15": value / 2}}
     first = next(iter(table.remarks(results)))
     assert first == f"p@5: {figures.LANT} has 0.3000 with 80 train notes; PLANT reaches it with 40."
+
+
+def test_figure_4_has_the_numbers_of_train_notes_of_each_corpus_of_the_paper(
+    small_corpus, icd9_corpus, tmp_path, monkeypatch
+):
+    for paper, ours in zip(("MIMIC-III", "MIMIC-IV"), TRAIN_NOTES):
+        rows = result_tables.rows_with_paper_numbers("plant", "figure-4", {}, within=f"{paper} / ")
+        assert len(rows) == 4 and {row.paper["train_notes"] for row in rows} < set(ours), paper
+    monkeypatch.setattr(plant, "TRAIN_NOTES", ([10], [30, 50_000]))
+    for given, counts in ({}, ["10", "30", "80"]), ({"train_notes": [15]}, ["15", "15"]):
+        study = checked(plant.STUDY, plant.SMALL | {"train_notes": []} | given, "plant")
+        made = plant.tables(study, [small_corpus, icd9_corpus], tmp_path / "out", ["figure-4"])
+        assert [row.names[1] for table in made for row in table.rows if row.runs and row.names[0] == "PLANT"] == counts
 
 
 def test_figures_are_drawn_with_and_without_results(tables, tmp_path):

@@ -18,7 +18,7 @@ from nosology.reproduce.runner import Run, Task
 
 CODES = [Code("icd10cm", name) for name in ("I10", "I50.9", "E11.9", "J18.9", "N17.9", "Z99.9")]
 NOISE = {"PLANT": 0.2, "LAAT": 0.5, "linear": 0.3}  # of the scores of each row
-METRICS = ("macro_f1", "micro_f1", "p@5", "map")
+METRICS = ("macro_f1", "macro_precision", "macro_recall", "micro_f1", "p@5", "map")
 
 
 def evaluation_of(noise: float, seed: int, notes: int = 40) -> Evaluation:

@@ -122,9 +122,22 @@ def test_invalid_input_raises(small_corpus, tmp_path):
         ),
         (["hmhan", "--small", "--set", "nothing=3", *out], "hmhan: a recipe has no key 'nothing'; allowed: seeds"),
         (["hmhan", "--small", "--set", "recipe.hmhan-paper.seed=3", *out], "kinds of models: linear, lexicon"),
+        # Of recipes that the wanted table does not use, or that would end after training.
+        (["plant", "2", "--small", "--set", "recipe.plant.training.epoch=1", *out], "[training] has no key 'epoch'"),
+        (["plant", "2", "--small", "--set", "coders.X=nope", *out], "recipe must be a file or one of"),
+        (
+            ["dual_laat", "2", "--small", "--set", "models.cnn=linear", *out],
+            "models.cnn must be a recipe of kind dual_laat; got 'linear', of kind linear",
+        ),
+        (["dual_laat", "5", "--small", "--set", "models.caml=laat", *out], "models.caml must be a recipe of kind caml"),
+        (["hmhan", "1", "--small", "--set", "base=linear", *out], "base must be a recipe of kind hmhan; got 'linear'"),
+        (["hmhan", "1", "--small", "--set", "recipe.reports.nothing=1", *out], "no key 'nothing'"),
+        (["federated_heads", "corpora", "--small", "--set", "recipe.heads.nothing=1", *out], "no key 'nothing'"),
+        (["plant", "--small", "--set", "train_notes=[20, -5]", *out], "should be greater than or equal to 1; got -5"),
     ):
         refused = CliRunner().invoke(app, ["reproduce", *arguments])
         assert isinstance(refused.exception, ConfigError) and sentence in str(refused.exception), arguments
+    assert not (tmp_path / "out").exists(), "nothing ran"
 
 
 @pytest.mark.parametrize("paper", PAPERS)
@@ -132,6 +145,8 @@ def test_tables_are_listed(paper):
     listed = CliRunner().invoke(app, ["reproduce", paper])
     assert listed.exit_code == 0 and len(listed.stdout.splitlines()) >= 4
     assert CliRunner().invoke(app, ["reproduce", paper.replace("-", "_")]).stdout == listed.stdout
+    if paper == "hmhan":
+        assert "4          HMHAN and its baselines, with figure 6" in listed.stdout
 
 
 def check_every_table_is_filled(paper: str, out: Path, arguments: list[str]) -> None:
