@@ -79,12 +79,20 @@ def table(corpus: Corpus, folder: Path, seeds: int, encoder: str, jobs: int) -> 
     for name, row in comparison.rows.items():
         cells = [f"{row[m]['mean']:.3f} ({row[m]['std'] or 0:.3f})" for m in METRICS]
         print(f"{name:<28}" + "".join(f"{cell:>18}" for cell in cells))
+        row["best_epochs"] = best_epochs([folder / "compared" / f"{name}-{number}" for number in range(seeds)])
+        print(f"{'':<28}best epochs {row['best_epochs']}")
     for name, tests in comparison.tests.items():
         line = f"HMHAN - {name}: first seeds {tests['bootstrap']['value']:+.4f}, p {tests['bootstrap']['p']:.3f}"
         if tests["t_test"]:
             line += f"; over seeds {tests['t_test']['value']:+.4f}, p {tests['t_test']['p']}"
         print(line)
     return asdict(comparison) | {"notes": split.manifest["counts"]["splits"]}
+
+
+def best_epochs(bundles: list[Path]) -> list[int]:
+    """The epoch that was chosen on dev for each net of the bundles; none for coders without epochs."""
+    found = [json.loads((bundle / "bundle.json").read_text())["provenance"]["found"] for bundle in bundles]
+    return [net["best_epoch"] for report in found for net in report.get("members", [])]
 
 
 def leaks(corpus: Corpus, folder: Path, seeds: int, encoder: str, _: int) -> dict:

@@ -21,7 +21,7 @@ from nosology.models.train import train
 from nosology.training.examples import codes_in_labels
 from nosology.training.recipe_settings import LabelSettings, Recipe
 
-METRICS = ("micro_precision", "micro_recall", "micro_f1", "macro_f1", "micro_auc", "hamming_loss")
+METRICS = ("micro_precision", "micro_recall", "micro_f1", "macro_f1", "micro_auc", "macro_auc", "hamming_loss")
 
 
 @dataclass(frozen=True)

@@ -222,7 +222,7 @@ def fit_labels(
 ) -> TrainingResult:
     """The result of training the net of the model on the notes; run_fingerprint: of recipe and notes."""
     batches = LabelBatches.of(notes, targets, label_versions(model.labels))
-    validation = dev and dev.part(recipe.training.validation_notes, recipe.seed)
+    validation = dev and dev.part(recipe.training.validation_notes or len(dev.reads), recipe.seed)
     fitted = fit(
         TrainingRun(
             model.net,

@@ -95,7 +95,7 @@ class TrainerSettings(Settings):
     precision: Literal["auto", "bf16", "fp32", "fp64"] = "auto"  # auto: bf16 on a GPU that supports it, else fp32
     patience: int = Field(5, ge=1)  # epochs without a better score on the dev notes before early stopping
     monitor: Literal["map", "micro_f1"] = "map"  # the metric on the dev notes that selects the best weights
-    validation_notes: int = Field(2000, ge=1)  # dev notes that are scored after each epoch
+    validation_notes: int = Field(2000, ge=0)  # dev notes, at random, that are scored after each epoch; 0: all
     checkpoint_minutes: float = Field(5.0, ge=0)  # between checkpoints; there is also one after each epoch
     log_steps: int = Field(20, ge=1)  # steps between logs; curves.csv has every step
 

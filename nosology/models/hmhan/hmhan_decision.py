@@ -44,7 +44,7 @@ def tune_on_held_out(
         probabilities = combinations(probabilities, exclude)
         model.combinations = combinations if combinations.mixture_weight else None
     decision = Decision.tune(recipe.decision, model.labels, held_out.codes, probabilities)
-    if recipe.decision.threshold == "global":
+    if recipe.stable_threshold and recipe.decision.threshold == "global":
         decision = stabilize_threshold(decision, held_out, probabilities)
     return model, decision
 

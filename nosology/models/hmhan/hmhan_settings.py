@@ -121,6 +121,8 @@ class HmhanRecipe(NeuralRecipe):
     states: StateCacheSettings = StateCacheSettings()
     combinations: CombinationSettings = CombinationSettings()
     calibration: Literal["auto", "global"] = "auto"  # auto: a pair per code if that predicts held-out reports better
+    # With decision.threshold = "global": half of the best F1 if that is nearly as good; False: the one with the best F1
+    stable_threshold: bool = True
     training: TrainerSettings = TrainerSettings(
         epochs=30, batch=32, learning_rate=5e-5, weight_decay=1e-4, patience=5, monitor="micro_f1"
     )

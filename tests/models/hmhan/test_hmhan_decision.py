@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 from scipy import sparse
 
+from nosology.config import load_recipe
 from nosology.core import Code
+from nosology.core.label_space import ICD9, LabelSpace
 from nosology.evaluation.decision import Decision
-from nosology.models.hmhan.hmhan_decision import stabilize_threshold
+from nosology.models.hmhan.hmhan_decision import stabilize_threshold, tune_on_held_out
+from nosology.models.hmhan.hmhan_model import Hmhan
 from nosology.models.hmhan.report_batches import ReportDataset
 
 CODES = [Code("icd9cm", code) for code in ("486", "591", "786.2")]
@@ -16,9 +19,8 @@ CODES = [Code("icd9cm", code) for code in ("486", "591", "786.2")]
 
 def held_out(gold: np.ndarray) -> ReportDataset:
     codes = [tuple(CODES[j] for j in np.flatnonzero(row)) for row in gold]
-    return ReportDataset(
-        [], codes, sparse.csr_matrix(gold.astype(np.int8)), np.zeros(len(gold)), np.zeros(len(gold)), []
-    )
+    versions = np.full(len(gold), ICD9)
+    return ReportDataset([], codes, sparse.csr_matrix(gold.astype(np.int8)), versions, versions, [])
 
 
 def test_threshold_of_calibrated_probabilities_is_half_of_the_best_f1():
@@ -37,3 +39,18 @@ def test_threshold_is_unchanged_if_half_of_the_best_f1_costs_much():
     assert stabilize_threshold(Decision(0.8), held_out(gold), overconfident).threshold == 0.8
     zeros = np.zeros((30, 3), np.float32)
     assert stabilize_threshold(Decision(0.5, at_least_one=True), held_out(gold), zeros).threshold == 0.5
+
+
+@pytest.mark.parametrize("is_stable", [False, True])
+def test_the_threshold_is_the_best_one_where_the_recipe_asks_for_it(is_stable):
+    rng = np.random.default_rng(1)
+    logits = rng.normal(-1, 2, (400, 3)).astype(np.float32)
+    reports = held_out(rng.random((400, 3)) < 1 / (1 + np.exp(-logits)))
+    settings = [f"stable_threshold={str(is_stable).lower()}", "calibration=global", "combinations.prior=never"]
+    recipe = load_recipe("hmhan", settings)
+    labels = LabelSpace(CODES)
+    model = Hmhan(labels, np.ones(3, int), None, None, recipe.model)
+    tuned, decision = tune_on_held_out(recipe, model, logits, reports, reports.gold)
+    probabilities = tuned.to_probabilities(logits)
+    best = Decision.tune(recipe.decision, labels, reports.codes, probabilities).threshold
+    assert (decision.threshold == best) != is_stable
