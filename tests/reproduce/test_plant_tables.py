@@ -232,16 +232,18 @@ def test_epoch_curves_are_means_of_steps(tmp_path):
     assert plant_runs.epoch_curves(tmp_path / "linear") == {}
 
 
-def test_corpus_is_counted(icd9_corpus, tmp_path, tables):
-    task = Task("", {}, [str(icd9_corpus.folder)], {}, str(tmp_path), "", "", "")
+def test_corpus_is_counted(icd9_corpus, tmp_path):
+    """Words: 1 to 40 in a note, and two numbers without a letter, which do not count."""
+    notes = [replace(note, text=f"{i * 'fever '}B12 80 4.5.") for i, note in enumerate(icd9_corpus.notes())]
+    corpus = write_corpus(notes, tmp_path / "words", source={"kind": "test"}, filters=[], counts={})
+    task = Task("", {}, [str(corpus.folder)], {}, str(tmp_path), "", "", "")
     result = plant_runs.count_corpus(task)
     metrics = result["metrics"]
     assert metrics["documents"] == metrics["patients"] == 40 and metrics["codes"] == 4
     assert metrics["codes_a_note.median"] == metrics["codes_a_note.q3"] == 2 and metrics["codes_under_10"] == 0
     assert (metrics["train_percent"], metrics["dev_percent"], metrics["test_percent"]) == (50.0, 25.0, 25.0)
     assert result["curves"]["notes_per_code"] == [20] * 4 and metrics.keys() >= plant.CORPUS_COLUMNS.keys()
-    texts = [note.text for note in icd9_corpus.notes()]
-    assert metrics["words_a_note.q1"] <= metrics["words_a_note.median"] <= max(len(text.split()) for text in texts)
+    assert [metrics[f"words_a_note.{part}"] for part in ("q1", "median", "q3")] == [10, 20, 30]
 
 
 QUICK = {
