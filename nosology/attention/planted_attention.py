@@ -381,13 +381,16 @@ def first_top_k(scores: Tensor, k: int) -> Tensor:
     if len(tied):
         chosen[tied] = _first_tokens(rows[tied], last[tied], k)
     flat = chosen.flatten()  # numpy finds few True among many False faster than torch
-    places = flat.nonzero()[:, 0] if flat.is_cuda else torch.from_numpy(np.flatnonzero(flat.numpy()))
+    is_cpu = flat.device.type == "cpu"
+    places = torch.from_numpy(np.flatnonzero(flat.numpy())) if is_cpu else flat.nonzero()[:, 0]
+    if len(places) < len(rows) * k:  # a NaN is neither above nor below another score
+        return first_top_k(scores.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf), k)
     return (places % rows.shape[1]).view(*scores.shape[:-1], k)
 
 
 def _kth_highest(rows: Tensor, k: int) -> Tensor:
     """The k-th highest value (N, 1) of each row; numpy's partition is several times faster than topk on a CPU."""
-    if rows.is_cuda:
+    if rows.device.type != "cpu":
         return rows.topk(k, dim=1).values[:, -1:]
     smaller = rows.shape[1] - k
     return torch.from_numpy(np.partition(rows.numpy(), smaller, axis=1)[:, smaller, None])

@@ -74,7 +74,8 @@ for _name in REMOVED:
     app.command(_name, hidden=True, context_settings=_any)(removed)
 
 
-_ENDLESS = {"serve", "workbench", "federate"}  # commands that wait for others: they show no progress of their own
+# Commands that wait for others: they show no progress of their own.
+_ENDLESS = {"serve", "workbench", *(f"federate {name}" for name in ("server", "site", "run", "start", "status"))}
 _EXTRA_SECONDS = 5.0  # beyond the usual ones, before a command shows that it goes on: something inside of it may
 
 
@@ -84,7 +85,7 @@ def main() -> None:
     _survive_closed_pipes()
     warnings.showwarning = _show_warning
     logging.getLogger().addHandler(logging.NullHandler())  # else Python prints messages of libraries to standard error
-    command = " ".join(sys.argv[1:2])
+    command = " ".join(sys.argv[1 : 3 if sys.argv[1:2] == ["federate"] else 2])
     is_shown = command not in _ENDLESS
     shown = activity(command, spinner=False, extra_seconds=_EXTRA_SECONDS) if is_shown else nullcontext()
     try:

@@ -20,7 +20,6 @@ from nosology.encoders.lstm_kernel import bidirectional_lstm
 from nosology.encoders.tokenizers import PAD
 
 CELLS = {"gru": nn.GRU, "lstm": nn.LSTM}
-_ALIGNED = 8  # matrix products in 16 bits are faster with inputs of such widths
 LstmState = tuple[tuple[Tensor, Tensor], ...]  # hidden and cell state (1, B, D) of each layer
 
 
@@ -47,9 +46,9 @@ def _rnn_dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype("cuda") if x.is_cuda and torch.is_autocast_enabled("cuda") else x.dtype
 
 
-def _rnn_options(training: bool, *, biases: bool = True) -> tuple[bool, int, float, bool, bool, bool]:
+def _rnn_options(training: bool) -> tuple[bool, int, float, bool, bool, bool]:
     """The last arguments of torch.lstm and torch.gru, in their order, for one layer in one direction."""
-    return biases, 1, 0.0, training, False, True
+    return True, 1, 0.0, training, False, True
 
 
 class ConvEncoder(nn.Module):
@@ -226,25 +225,9 @@ class WeightDropLstm(nn.Module):
         weights = [get("weight_ih_l0"), recurrent, get("bias_ih_l0"), get("bias_hh_l0")]
         with _rnn_precision(x) as dtype:
             start = state or 2 * (x.new_zeros(1, len(x), self.width, dtype=dtype),)
-            x = x.to(dtype)
-            if x.is_cuda:
-                x, weights = _bias_as_input(x, weights)
-            options = _rnn_options(self.training, biases=len(weights) == 4)
-            first, weights = [tensor.to(dtype) for tensor in start], [weight.to(dtype) for weight in weights]
-            states, hidden, cell = torch.lstm(x, first, weights, *options)
+            inputs = x.to(dtype), [tensor.to(dtype) for tensor in start], [weight.to(dtype) for weight in weights]
+            states, hidden, cell = torch.lstm(*inputs, *_rnn_options(self.training))
         return states, (hidden, cell)
-
-
-def _bias_as_input(x: Tensor, weights: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """The inputs (B, T, E') and weights of the same LSTM layer without biases: the bias is the weight of an input of 1.
-
-    cuDNN sums the gradient of biases in passes of their own; as a weight, its gradient is part of a matrix product.
-    """
-    input_weight, recurrent, *biases = weights
-    ones = x.new_zeros(*x.shape[:2], _ALIGNED - x.shape[2] % _ALIGNED)
-    ones[..., 0] = 1
-    column = nn.functional.pad((biases[0] + biases[1])[:, None], (0, ones.shape[2] - 1))
-    return torch.cat([x, ones], dim=2), [torch.cat([input_weight, column], dim=1), recurrent]
 
 
 def locked_dropout(x: Tensor, drop: float, training: bool) -> Tensor:

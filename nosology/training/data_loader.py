@@ -144,40 +144,23 @@ def on_device(steps: Iterable[StepBatches], device: torch.device) -> Iterator[St
     copies = torch.cuda.Stream(device)
     ready: tuple[StepBatches, torch.cuda.Event] | None = None
     for step in steps:
-        copied = torch.cuda.Event()
+        current, copied = torch.cuda.current_stream(device), torch.cuda.Event()
+        # A copy may reuse the memory of earlier steps: it waits for them, and runs beside the one that starts next.
+        copies.wait_stream(current)
         with torch.cuda.stream(copies):
             moved = _moved(step, device)
             copied.record()
         if ready is not None:
-            yield _received(*ready, device)
+            current.wait_event(ready[1])
+            yield ready[0]
         ready = moved, copied
     if ready is not None:
-        yield _received(*ready, device)
+        torch.cuda.current_stream(device).wait_event(ready[1])
+        yield ready[0]
 
 
 def _moved(step: StepBatches, device: torch.device) -> StepBatches:
-    parts = [replace(part, batch=part.batch.to(device)) for part in step.micro_batches]
-    return replace(step, micro_batches=parts)
-
-
-def _received(step: StepBatches, copied: torch.cuda.Event, device: torch.device) -> StepBatches:
-    """The step, which the current stream may use from here on."""
-    stream = torch.cuda.current_stream(device)
-    stream.wait_event(copied)
-    for part in step.micro_batches:
-        for tensor in _tensors(part.batch):
-            if tensor.is_cuda:
-                tensor.record_stream(stream)  # else its memory could be reused for the next copy too early
-    return step
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """All tensors of a batch, also those of its parts."""
-    if isinstance(value, Tensor):
-        yield value
-    elif is_dataclass(value) and not isinstance(value, type):
-        for field in fields(value):
-            yield from _tensors(getattr(value, field.name))
+    return replace(step, micro_batches=[replace(part, batch=part.batch.to(device)) for part in step.micro_batches])
 
 
 def pin_memory(batch: BatchT) -> BatchT:

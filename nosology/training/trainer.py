@@ -199,7 +199,13 @@ class Trainer:
         with closing(loader.steps(self.state.epoch, self.state.epoch_steps)) as loaded:
             steps = on_device(loaded, fabric.device)
             while not self.is_finished:
-                self._step(next(steps))
+                try:
+                    self._step(next(steps))
+                except torch.OutOfMemoryError as error:
+                    raise ConfigError(
+                        f"the GPU is out of memory at step {self.state.step + 1}: [training] micro_tokens must be "
+                        f"lower; got {self.plan.micro_tokens}"
+                    ) from error
         return self._result()
 
     def _step(self, batches: StepBatches) -> None:
@@ -209,14 +215,8 @@ class Trainer:
         for options, group in zip(self.optimizer.param_groups, self.groups):
             options["lr"] = group.learning_rate_factor * learning_rate
         self._step_loss.zero_()
-        try:
-            self._compute_gradient(batches)
-            self._fabric_optimizer.step()
-        except torch.OutOfMemoryError as error:
-            raise ConfigError(
-                f"the GPU is out of memory at step {self.state.step + 1}: [training] micro_tokens must be lower; "
-                f"got {self.plan.micro_tokens}"
-            ) from error
+        self._compute_gradient(batches)
+        self._fabric_optimizer.step()
         # A CUDA graph writes gradients where they were at its capture, so their memory must stay.
         self.optimizer.zero_grad(set_to_none=not self._use_cuda_graphs)
         self._losses.append(self._step_loss.clone())

@@ -94,6 +94,13 @@ def selection(seed: int) -> None:
         assert torch.equal(selected.sum(2), lengths.clamp(max=k).expand(labels, -1))
 
 
+def gathering(labels: int, words: int, notes: int, wide: int) -> None:
+    """Values by word for each token, in more than one tile of labels and of tokens; both orders in memory."""
+    by_word, places = torch.randn(labels, words), torch.randint(0, words, (notes, wide), dtype=torch.int32)
+    for values in (by_word, by_word.T.contiguous().T):
+        assert torch.equal(kernels.gather_words(values, places), by_word[:, places.long()])
+
+
 def ranker(labels: int, words: int, size: int) -> None:
     """Scores of the ranker and their gradients."""
     torch.manual_seed(labels)
@@ -164,6 +171,8 @@ if __name__ == "__main__":
         planted_attention(number, case)
     for seed in range(8):
         selection(seed)
+    gathering(130, 9, 2, 70)
+    gathering(1, 1, 1, 1)
     ranker(70, 130, 3)
     ranker(5, 3, 9)
     next_word(9000)

@@ -206,6 +206,15 @@ def test_first_top_k_are_the_places_of_top_k_mask(seed, k, padding):
     assert torch.equal(found & mask, top_k_mask(scores, mask, k))
 
 
+@pytest.mark.parametrize("values", [torch.nan, torch.inf, -torch.inf, 0.0])
+def test_k_places_are_found_whatever_the_scores_are(values):
+    scores = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0))
+    scores[0, 1] = values
+    scores[1, 2, 2:5] = values
+    places = first_top_k(scores, 4)
+    assert places.shape == (2, 3, 4) and all(len(set(row)) == 4 for row in places.flatten(0, 1).tolist())
+
+
 @pytest.mark.parametrize("k", [4, 0])
 def test_blocks_of_labels_change_nothing(monkeypatch, k):
     """A CPU computes loss, gradients and states of a few labels after the other."""

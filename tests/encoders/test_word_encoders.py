@@ -9,14 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from nosology.encoders import word_encoders
 from nosology.encoders.word_encoders import (
     CELLS,
     AwdLstm,
     ConvEncoder,
     DropoutRates,
     RecurrentEncoder,
-    WeightDropLstm,
     detach_state,
     locked_dropout,
 )
@@ -161,22 +159,3 @@ def test_gradients_reach_the_raw_recurrent_weights():
     model(random_tokens())[0].sum().backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
     assert (model.rnns[0].weight_hh_l0_raw.grad == 0).float().mean() > 0.3  # those that were dropped learn nothing
-
-
-@pytest.mark.parametrize("inputs", [7, 8, 9])
-def test_a_bias_as_an_input_gives_the_same_states_and_gradients(inputs):
-    torch.manual_seed(0)
-    layer = WeightDropLstm(inputs, 5).double()
-    x = torch.randn(3, 6, inputs, dtype=torch.float64)
-    get = layer.module.get_parameter
-    weights = [get("weight_ih_l0"), layer.weight_hh_l0_raw, get("bias_ih_l0"), get("bias_hh_l0")]
-    zero = x.new_zeros(1, 3, 5)
-    wide, fewer = word_encoders._bias_as_input(x, weights)
-    assert wide.shape[2] % 8 == 0 and len(fewer) == 2
-    results = []
-    for inputs_of, of, biases in ((x, weights, True), (wide, fewer, False)):
-        states = torch.lstm(inputs_of, [zero, zero], of, *word_encoders._rnn_options(True, biases=biases))[0]
-        results.append([states, *torch.autograd.grad(states.square().sum(), weights, retain_graph=True)])
-    for a, b in zip(*results):
-        torch.testing.assert_close(a, b)
-    assert all(gradient.abs().max() > 0.1 for gradient in results[0])

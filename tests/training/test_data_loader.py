@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from itertools import count, islice
 
@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from nosology.models.hmhan.hmhan_net import ReportBatch, SyntheticBatch
 from nosology.training.batch_plan import BatchPlan
-from nosology.training.data_loader import Batch, BatchLoader, MicroBatch, StepBatches, _tensors, on_device
+from nosology.training.data_loader import Batch, BatchLoader, MicroBatch, StepBatches, on_device
 
 
 @dataclass
@@ -74,19 +73,57 @@ def test_steps_on_a_device_keep_their_order_and_weights():
     def batch(number):
         return Batch(torch.full((2, 3), number), torch.tensor([3, 2]), None, torch.ones(2, 4))
 
-    steps = [StepBatches(0, i, 4, [MicroBatch(j, 0.5, batch(2 * i + j)) for j in range(2)]) for i in range(5)]
+    steps = [
+        StepBatches(0, i, 4, [MicroBatch(j, (0.25, 0.75)[j], batch(2 * i + j)) for j in range(2)]) for i in range(5)
+    ]
     moved = list(on_device(iter(steps), torch.device("meta")))
     assert [(step.epoch, step.step, step.notes) for step in moved] == [(0, i, 4) for i in range(5)]
     parts = [part for step in moved for part in step.micro_batches]
     assert all(part.batch.tokens.is_meta and part.batch.targets.is_meta for part in parts)
     assert not any(part.batch.lengths.is_meta for part in parts)  # always on the CPU
-    assert [part.number for part in parts] == [0, 1] * 5
+    assert [(part.number, part.weight) for part in parts] == [(0, 0.25), (1, 0.75)] * 5
     first = next(on_device(iter(steps), torch.device("cpu")))
     assert torch.equal(first.micro_batches[1].batch.tokens, torch.full((2, 3), 1))
 
 
-def test_all_tensors_of_a_batch_are_found():
-    values = [torch.zeros(size) for size in range(1, 8)]
-    synthetic = SyntheticBatch(*values[4:7])
-    batch = ReportBatch(values[0], values[1], targets=values[2], states=values[3], synthetic=synthetic)
-    assert sorted(tensor.numel() for tensor in _tensors(batch)) == [1, 2, 3, 4, 5, 6, 7]
+@pytest.mark.parametrize("count", [0, 1, 4])
+def test_a_gpu_copies_the_next_step_before_it_computes_this_one(monkeypatch, count):
+    """With streams that write down what they would do."""
+    calls: list[str] = []
+
+    class Stream:
+        def wait_stream(self, other):
+            calls.append("copies wait for all launched steps")
+
+        def wait_event(self, event):
+            calls.append(f"step waits for copy {event.number}")
+
+    class Event:
+        number = -1
+
+        def record(self):
+            self.number = int(calls[-1].removeprefix("copy "))
+
+    class Moving:
+        def __init__(self, number):
+            self.number = number
+
+        def to(self, device):
+            calls.append(f"copy {self.number}")
+            return self
+
+    current = Stream()
+    for name, value in {"Stream": lambda device: Stream(), "Event": Event, "stream": lambda _: nullcontext()}.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
+    steps = (StepBatches(0, i, 1, [MicroBatch(0, 1.0, Moving(i))]) for i in range(count))
+    for step in on_device(steps, torch.device("cuda")):
+        calls.append(f"compute {step.micro_batches[0].batch.number}")
+    expected = []
+    for number in range(count):
+        expected += ["copies wait for all launched steps", f"copy {number}"]
+        if number:
+            expected += [f"step waits for copy {number - 1}", f"compute {number - 1}"]
+    if count:
+        expected += [f"step waits for copy {count - 1}", f"compute {count - 1}"]
+    assert calls == expected

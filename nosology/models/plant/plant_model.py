@@ -153,7 +153,7 @@ class PlantNet(LabelNet):
         if labels is not None and torch.equal(labels, torch.arange(len(self.bias))):
             labels = None  # saves an indexing operation
         planted, places = self._planted(tokens, labels)
-        chunk = max(1, self.settings.chunk * _LONG_NOTE // tokens.shape[1])
+        chunk = max(1, self.settings.chunk * _LONG_NOTE // max(1, tokens.shape[1]))
         return planted_loss(states, mask, places, self._decoder(labels), planted, batch.targets, chunk=chunk)
 
     def _states(self, tokens: Tensor, batch: Batch) -> Tensor:
@@ -182,7 +182,7 @@ class PlantNet(LabelNet):
     def _last_windows(self, tokens: Tensor, states: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens (B, T), states (B, T, D) and mask (B, T) of the windows that a decoder without state reads."""
         first = self._first_decoded(lengths)
-        width = int((lengths - first).max())
+        width = max(1, int((lengths - first).max()))
         places = (first[:, None] + torch.arange(width)).clamp(max=tokens.shape[1] - 1).to(tokens.device)
         chosen = states.gather(1, places[..., None].expand(-1, -1, states.shape[2]))
         return tokens.gather(1, places), chosen, token_mask(lengths - first, width, tokens.device)
