@@ -2,8 +2,8 @@
 
     python benchmarks/speed/whole_run.py --notes 2500 10000 40000 --steps 300
 
-Simulates about as many discharge summaries as given (43% with ICD-10, 57% with ICD-9 codes; MIMIC-IV has 281,000 in
-all), writes a corpus of each version, splits and audits both, trains `dual_laat-paper` on both for some steps and
+Simulates about as many discharge summaries as MIMIC-IV has, 281,000 (43% with ICD-10, 57% with ICD-9 codes), or fewer,
+as given, writes a corpus of each version, splits and audits both, trains `dual_laat-paper` on both for some steps and
 evaluates it on the ICD-10 test notes, each stage by its `nosology` command. Prints for each stage seconds by the clock,
 CPU seconds, the peak of memory that is not a mapped file, the mean use of the GPU, and milliseconds per note; and the
 time that all ten epochs of the paper would take. Sizes ascend: the projection uses the cost per note between two sizes.
@@ -185,7 +185,7 @@ def seconds_around_training(result: dict[str, Any]) -> float:
 def main() -> None:
     """Prints and writes the stages at each size."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--notes", type=int, nargs="+", default=[2_500, 10_000, 40_000], help="at each size")
+    parser.add_argument("--notes", type=int, nargs="+", default=[MIMIC_NOTES], help="at each size")
     parser.add_argument("--steps", type=int, default=300, help="of training")
     parser.add_argument("--set", action="append", default=[], help="a setting of the recipe: KEY=VALUE")
     parser.add_argument("--folder", type=Path, help="for the files (default: a temporary folder)")
