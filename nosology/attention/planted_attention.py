@@ -371,20 +371,17 @@ def _of_words(by_word: Tensor, words: Tensor) -> Tensor:
     return by_word.index_select(1, words.flatten()).unflatten(1, words.shape)
 
 
-@torch.no_grad()
 def first_top_k(scores: Tensor, k: int) -> Tensor:
     """The places (..., k) of the k highest scores (..., T), k < T, in any order; of equal scores the first."""
     rows = scores.detach().flatten(0, -2)
-    last = _kth_highest(rows, k)
-    chosen = rows >= last
+    chosen = rows >= (last := _kth_highest(rows, k))
     tied = (chosen.sum(1) > k).nonzero()[:, 0]
     if len(tied):
         chosen[tied] = _first_tokens(rows[tied], last[tied], k)
     flat = chosen.flatten()  # numpy finds few True among many False faster than torch
-    is_cpu = flat.device.type == "cpu"
-    places = torch.from_numpy(np.flatnonzero(flat.numpy())) if is_cpu else flat.nonzero()[:, 0]
+    places = torch.as_tensor(np.flatnonzero(flat)) if flat.device.type == "cpu" else flat.nonzero()[:, 0]
     if len(places) < len(rows) * k:  # a NaN is neither above nor below another score
-        return first_top_k(scores.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf), k)
+        return first_top_k(scores.detach().nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf), k)
     return (places % rows.shape[1]).view(*scores.shape[:-1], k)
 
 
