@@ -93,7 +93,7 @@ def _gather(words, by_word, by_token, labels, tokens, label_stride, word_stride,
     """Writes by_word (L, W) at the words of tokens (N,) to by_token (L, N).
 
     A tile reads neighbouring labels of each word and writes neighbouring tokens of each label. If the labels of a word
-    are neighbours in memory, nothing is read in vain.
+    are contiguous in memory, every byte that is read is used.
     """
     token = tl.program_id(0) * SIDE + tl.arange(0, SIDE)
     label = tl.program_id(1) * SIDE + tl.arange(0, SIDE)
@@ -105,7 +105,7 @@ def _gather(words, by_word, by_token, labels, tokens, label_stride, word_stride,
 
 
 def gather_words(by_word: Tensor, words: Tensor) -> Tensor:
-    """Values by word (L, W) for tokens (n, T) with these words: (L, n, T). Fast if the memory of a word is compact."""
+    """Values by word (L, W) for tokens (n, T) with these words: (L, n, T). Fast if by_word.T is contiguous."""
     labels, tokens = len(by_word), words.numel()
     by_token = by_word.new_empty(labels, *words.shape)
     grid = (triton.cdiv(tokens, _GATHERED), triton.cdiv(labels, _GATHERED))

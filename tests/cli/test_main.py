@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import warnings
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -552,3 +553,28 @@ def test_splits_that_may_drop_notes_do_not_replace_the_corpus(run, small_corpus,
     (tmp_path / "out" / "split-01" / "thesis.doc").write_text("")
     assert run("corpus", "split", small_corpus.folder, "--out", tmp_path / "out", "--k", "2")[0] == 1
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["split-01"]
+
+
+@pytest.mark.parametrize(
+    "words, shown",
+    [
+        (["federate", "simulate", "linear"], ["federate simulate"]),
+        (["federate", "rehearse"], ["federate rehearse"]),
+        (["federate", "server"], []),  # it waits for others, without end
+        (["serve"], []),
+        (["codes", "show"], ["codes"]),
+    ],
+)
+def test_commands_that_end_show_that_they_go_on(monkeypatch, words, shown):
+    titles = []
+
+    def activity(title, **_):
+        titles.append(title)
+        return nullcontext()
+
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # `main` replaces it
+    monkeypatch.setattr(cli, "activity", activity)
+    monkeypatch.setattr(cli, "app", lambda: None)
+    monkeypatch.setattr("sys.argv", ["nosology", *words])
+    cli.main()
+    assert titles == shown
