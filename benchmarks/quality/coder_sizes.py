@@ -92,17 +92,16 @@ def corpora(folder: Path, sizes: Iterable[int]) -> None:
 
 def run(recipe: str, settings: Sequence[str], size: int, folder: Path, jobs: int) -> dict[str, Any]:
     """The scores, times and device of one recipe at one size; jobs: how many recipes share the machine."""
-    corpus = Corpus.open(folder / str(size))
-    with tempfile.TemporaryDirectory(dir=folder) as temporary:
-        started = time.monotonic()
-        bundle = train(load_recipe(recipe, settings), [corpus], Path(temporary) / "bundle")
-        seconds = time.monotonic() - started
-        evaluation = measure(bundle, corpus, "test", Path(temporary) / "report", codes="full").evaluation
-        notes = list(islice(corpus.notes("test"), TIMED))
-        bundle.model.probabilities(notes[:16])
-        started = time.monotonic()
-        bundle.model.probabilities(notes)
-        speed = len(notes) / (time.monotonic() - started)
+    corpus, out = Corpus.open(folder / str(size)), folder / f"{recipe}-{size}"
+    started = time.monotonic()
+    bundle = train(load_recipe(recipe, settings), [corpus], out)
+    seconds = time.monotonic() - started
+    evaluation = measure(bundle, corpus, "test", folder / f"{out.name}-report", codes="full").evaluation
+    notes = list(islice(corpus.notes("test"), TIMED))
+    bundle.model.probabilities(notes[:16])
+    started = time.monotonic()
+    bundle.model.probabilities(notes)
+    speed = len(notes) / (time.monotonic() - started)
     counts = dict(zip(bundle.model.labels.codes, bundle.model.train_counts.tolist()))
     bands = {str(row["train_notes"]): row for row in by_frequency(evaluation, counts)}
     return {
@@ -137,7 +136,7 @@ def main() -> None:
     parser.add_argument("--recipes", nargs="+", default=list(RECIPES))
     parser.add_argument("--set", action="append", default=[], help="a setting of all these recipes: KEY=VALUE")
     parser.add_argument("--jobs", type=int, default=1, help="recipes trained side by side; times then say less")
-    parser.add_argument("--folder", type=Path, help="save the corpora here (default: a temporary folder)")
+    parser.add_argument("--folder", type=Path, help="for corpora and bundles; a stopped training resumes there")
     parser.add_argument("--out", type=Path, default=RESULT)
     arguments = parser.parse_args()
     rows = json.loads(arguments.out.read_text()) if arguments.out.exists() else []

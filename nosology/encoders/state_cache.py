@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -116,14 +116,19 @@ class CachedStates:
         start, length = self.spans[row]
         return self.states[start : start + length]
 
-    def padded_batch(self, rows: Sequence[int], width: int, out: np.ndarray | None = None) -> np.ndarray:
-        """The states (B, width, D) of the texts at `rows`, zero-padded; out: an array of that shape to write into."""
-        batch = np.empty((len(rows), width, self.width), dtype=_FLOAT16) if out is None else out
-        states = self.states.view(np.ndarray)  # slices of a memmap object are slow
-        for target, (start, length) in zip(batch, self.spans[rows].tolist()):
-            target[:length] = states[start : start + length]
-            target[length:] = 0
-        return batch
+    def padded_batch(self, rows: Sequence[int], width: int, pin_memory: bool = False) -> GatheredStates:
+        """The states (B, width, D) of the texts at `rows`, zero-padded.
+
+        They are copied without padding, which a GPU adds faster than a CPU. pin_memory: straight into pinned memory.
+        """
+        spans = self.spans[np.asarray(rows)]
+        ends = np.cumsum(spans[:, 1])
+        states = torch.empty((int(ends[-1]) + 1, self.width), dtype=torch.float16, pin_memory=pin_memory)
+        mapped = self.states.view(np.ndarray)  # slices of a memmap object are slow
+        padding = np.zeros((1, self.width), _FLOAT16)
+        texts = [mapped[start : start + length] for start, length in spans.tolist()]
+        np.concatenate([*texts, padding], out=states.numpy())
+        return GatheredStates(states, _gather_index(ends - spans[:, 1], spans[:, 1], width, len(states) - 1))
 
     def means(self) -> np.ndarray:
         """The mean state (N, D) of each text, float32; 0 for a text without tokens."""
@@ -141,16 +146,23 @@ def _token_hash(tokens: np.ndarray) -> bytes:
 class GatheredStates:
     """The states (B, T, D) of a batch as an index; they are gathered on the device when the batch is moved there."""
 
-    states: Tensor  # (tokens + 1, D) of all texts, on the device
-    index: Tensor  # (B, T) int64, on the CPU
+    states: Tensor  # (tokens + 1, D) of the texts of this batch, or of all texts if they are on the device
+    index: Tensor  # (B, T) int64, on the CPU; padding is the last row of states
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Tensor:
-        index = self.index.to(self.states.device, non_blocking=non_blocking)
-        return embedding(index, self.states).to(device)
+        states, index = (value.to(device, non_blocking=non_blocking) for value in (self.states, self.index))
+        return embedding(index, states)
 
     def pin_memory(self) -> GatheredStates:
-        """The same with the index in pinned memory, for asynchronous copies."""
-        return replace(self, index=self.index.pin_memory())
+        """The same in pinned memory, for asynchronous copies."""
+        states = self.states if self.states.is_cuda else self.states.pin_memory()
+        return GatheredStates(states, self.index.pin_memory())
+
+
+def _gather_index(starts: np.ndarray, lengths: np.ndarray, width: int, padding: int) -> Tensor:
+    """The rows (B, width) of texts with the given starts and lengths (B,), and the row `padding` after their end."""
+    position = np.arange(width)
+    return torch.from_numpy(np.where(position < lengths[:, None], starts[:, None] + position, padding))
 
 
 class DeviceCachedStates:
@@ -170,10 +182,9 @@ class DeviceCachedStates:
 
     def padded_batch(self, rows: Sequence[int], width: int) -> GatheredStates:
         """The states (B, width, D) of the texts at `rows`, zero-padded."""
-        chosen, position = np.asarray(rows), np.arange(width)
-        starts, lengths = self.starts[chosen, None], self.lengths[chosen, None]
-        index = np.where(position < lengths, starts + position, self.padding_row)
-        return GatheredStates(self.states, torch.from_numpy(index))
+        chosen = np.asarray(rows)
+        index = _gather_index(self.starts[chosen], self.lengths[chosen], width, self.padding_row)
+        return GatheredStates(self.states, index)
 
 
 def load_on_device(cached: CachedStates, device: torch.device, gigabytes: float) -> DeviceCachedStates | None:

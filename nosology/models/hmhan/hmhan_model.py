@@ -113,7 +113,7 @@ class Hmhan(NeuralModel):
                 batch = collate_reports([reads[row] for row in rows], labels=labels)
                 if cached_states is not None:
                     states = cached_states.padded_batch(rows.tolist(), batch.tokens.shape[1])
-                    batch = replace(batch, states=torch.from_numpy(states))
+                    batch = replace(batch, states=states)
                 if offset is not None:
                     batch = replace(batch, offset=torch.from_numpy(offset[rows]))
                 logits[rows] = self.net.logits(batch.to(self.device)).float().cpu().numpy()

@@ -269,15 +269,10 @@ class ReportBatchBuilder:
             width = -(-width // _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE
         return replace(batch, states=self._states(self.cached_states, reports, width))
 
-    def _states(
-        self, cached: CachedStates | DeviceCachedStates, rows: list[int], width: int
-    ) -> torch.Tensor | GatheredStates:
+    def _states(self, cached: CachedStates | DeviceCachedStates, rows: list[int], width: int) -> GatheredStates:
         if isinstance(cached, DeviceCachedStates):
             return cached.padded_batch(rows, width)
-        # Written directly into pinned memory: one more copy would take longer than the training step.
-        states = torch.empty((len(rows), width, cached.width), dtype=torch.float16, pin_memory=self._gpu)
-        cached.padded_batch(rows, width, states.numpy())
-        return states
+        return cached.padded_batch(rows, width, pin_memory=self._gpu)
 
 
 def labels_by_version(train: ReportDataset) -> dict[int, np.ndarray]:

@@ -13,6 +13,7 @@ from nosology.encoders.tokenizers import WordTokenizer
 from nosology.encoders.transformer import load_pretrained
 from nosology.models.laat.laat_model import Caml, Laat, PlmIcd, PlmIcdNet, WordEncoderNet
 from nosology.models.laat.laat_settings import CamlRecipe, LaatRecipe, PlmIcdRecipe
+from nosology.models.neural import default_device
 from nosology.models.neural_trainer import NeuralTrainer, Targets, build_word_tokenizer, label_counts, label_rates
 from nosology.training.examples import Examples
 
@@ -56,8 +57,8 @@ class PlmIcdTrainer(NeuralTrainer[PlmIcdRecipe, PlmIcd]):
         tokenizer, encoder = load_pretrained(
             settings.encoder, settings.window, settings.max_tokens, settings.lower_case
         )
-        if settings.frozen:
-            encoder.cache_states()  # they are the same in each epoch
+        if settings.frozen and default_device().type == "cpu":
+            encoder.cache_states()  # they are the same in each epoch; a GPU computes them faster than it looks them up
         tokenizer = replace(tokenizer, benchmark=settings.cleaning == "benchmark")
         rates = None
         if settings.output_bias == "prior":

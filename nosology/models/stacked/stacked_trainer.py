@@ -10,13 +10,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from nosology.core import Code, DataError, Note
+from nosology.core import BundleError, Code, DataError, Note
+from nosology.core.files import text_sha256
 from nosology.core.label_space import LabelSpace, label_versions, note_versions
 from nosology.core.progress import activity, progress
 from nosology.corpora.group_splits import group_folds, group_names, sample_groups
@@ -29,8 +32,12 @@ from nosology.models.stacked.stacked_settings import StackedRecipe
 from nosology.models.stacked.stacker import Stacker
 from nosology.models.train import CoderTrainer, TrainedCoder, software
 from nosology.training.examples import Examples, codes_in_systems, union
+from nosology.training.recipe_settings import Recipe
+from nosology.training.run_folder import fingerprint
 
 _THRESHOLD_FOLDS = 5  # of the stacker's notes, for the threshold
+_FINISHED = "bundle"  # subfolder of a part's run folder with the trained part
+_KEY = "run"  # in the provenance of a part: a hash of its recipe and its notes
 
 Parts = dict[str, Bundle]
 
@@ -118,16 +125,12 @@ class StackedTrainer(CoderTrainer[StackedRecipe]):
         return HeldOutCells.joined(pieces)
 
     def _train_parts(self, train_notes: Examples, dev_notes: Examples, refit: bool, stage: str = "") -> Parts:
-        """The trained parts; stage: subfolder for their checkpoints."""
+        """The trained parts; stage: subfolder for their checkpoints. A resumed run reads the parts it has finished."""
         parts = {}
         for name, recipe in self.recipe.part_recipes().items():
-            folder = self.folder / f"part_{name}" / stage
-            folder.mkdir(parents=True, exist_ok=True)
             title = " ".join(["training the part", name, *([f"({stage})"] if stage else [])])
             with activity(title, spinner=False):
-                trained = load_class(recipe.kind, "trainer")(recipe, folder).train(train_notes, dev_notes, refit)
-            about: dict[str, Any] = {"found": trained.report, "seed": recipe.seed} | software()
-            parts[name] = Bundle(trained.model, trained.decision, recipe.model_dump(mode="json"), about)
+                parts[name] = _train_part(recipe, self.folder / f"part_{name}" / stage, train_notes, dev_notes, refit)
         return parts
 
     def _cells(self, parts: Parts, examples: Examples, group: Callable[[Note], str]) -> HeldOutCells:
@@ -159,6 +162,21 @@ class StackedTrainer(CoderTrainer[StackedRecipe]):
         matrix = np.zeros((len(cells.gold), len(labels)), dtype=np.float32)
         matrix[cells.rows, [labels.column(code) for code in cells.codes]] = probabilities
         return Decision.tune(self.recipe.decision, labels, cells.gold, matrix)
+
+
+def _train_part(recipe: Recipe, folder: Path, train_notes: Examples, dev_notes: Examples, refit: bool) -> Bundle:
+    """The trained part, or that of a stopped run with the same recipe and notes; folder: for checkpoints."""
+    folder.mkdir(parents=True, exist_ok=True)
+    key = text_sha256(fingerprint(recipe, train_notes, dev_notes) + recipe.model_dump_json() + str(refit))
+    with suppress(BundleError):
+        finished = Bundle.load(folder / _FINISHED)
+        if finished.provenance.get(_KEY) == key:
+            return finished
+    trained = load_class(recipe.kind, "trainer")(recipe, folder).train(train_notes, dev_notes, refit)
+    about: dict[str, Any] = {"found": trained.report, "seed": recipe.seed, _KEY: key} | software()
+    part = Bundle(trained.model, trained.decision, recipe.model_dump(mode="json"), about)
+    part.save(folder / _FINISHED)
+    return part
 
 
 def _group_of(examples: Examples) -> Callable[[Note], str]:

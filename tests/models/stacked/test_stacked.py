@@ -10,6 +10,7 @@ from nosology.core import BundleError, Code, ConfigError, DataError
 from nosology.corpora.corpus import write_corpus
 from nosology.evaluation import examine
 from nosology.models.bundle import Bundle
+from nosology.models.linear.linear_trainer import LinearTrainer
 from nosology.models.stacked.stacked_trainer import StackedTrainer
 from nosology.models.train import train
 from tests.conftest import as_notes, small_notes
@@ -87,6 +88,48 @@ def test_training_twice_gives_the_same_coder(stacked, halves, small_corpus, tmp_
     notes = list(small_corpus.notes("test"))
     np.testing.assert_array_equal(first.model.probabilities(notes), second.model.probabilities(notes))
     assert first.decision == second.decision
+
+
+def test_stopped_training_resumes_after_the_finished_parts(stacked, halves, small_corpus, tmp_path, monkeypatch):
+    """A part that is damaged, or trained by other settings, is trained again."""
+    whole = Bundle.load(stacked)
+    settings = [*halves, *QUICK, f"stacking.min_notes={whole.recipe['stacking']['min_notes']}"]
+    trained = []
+    train_linear = LinearTrainer.train
+
+    def spy(self, *notes):
+        trained.append(self.folder.relative_to(tmp_path / "b.run").parts)
+        if len(trained) == 2:
+            raise KeyboardInterrupt
+        return train_linear(self, *notes)
+
+    monkeypatch.setattr(LinearTrainer, "train", spy)
+    with pytest.raises(KeyboardInterrupt):
+        train(load_recipe("stacked", settings), [small_corpus], tmp_path / "b")
+    [finished] = (tmp_path / "b.run").rglob("bundle")
+    resumed = train(load_recipe("stacked", settings), [small_corpus], tmp_path / "b")
+    assert trained.count(finished.parent.relative_to(tmp_path / "b.run").parts) == 1
+    notes = list(small_corpus.notes("test"))
+    np.testing.assert_array_equal(resumed.model.probabilities(notes), whole.model.probabilities(notes))
+    assert not (tmp_path / "b.run").exists()
+
+
+@pytest.mark.parametrize("change", ["damaged", "other settings"])
+def test_part_of_another_run_is_trained_again(halves, small_corpus, tmp_path, monkeypatch, change):
+    settings, trained = [*halves, *QUICK, "stacking.min_notes=20"], []
+    train_linear, cells = LinearTrainer.train, StackedTrainer._cells
+    monkeypatch.setattr(LinearTrainer, "train", lambda self, *notes: trained.append(1) or train_linear(self, *notes))
+    monkeypatch.setattr(StackedTrainer, "_cells", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        train(load_recipe("stacked", settings), [small_corpus], tmp_path / "b")
+    monkeypatch.setattr(StackedTrainer, "_cells", cells)
+    if change == "damaged":
+        file = tmp_path / "b.run" / "part_others" / "bundle" / "model.safetensors"
+        file.write_bytes(file.read_bytes()[:-1])
+    else:
+        settings.append("recipes.others.fit.negatives=1000")
+    train(load_recipe("stacked", settings), [small_corpus], tmp_path / "b")
+    assert len(trained) == 3
 
 
 @pytest.mark.parametrize("settings", SPLITS.values(), ids=SPLITS)
