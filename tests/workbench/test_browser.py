@@ -93,9 +93,15 @@ def chromium():
         browser.close()
 
 
-def signed_in(chromium: Browser, address: str, name: str, at: str = "/", **options) -> Page:
-    """A browser window of a user; a request to another server fails the test."""
+def signed_in(chromium: Browser, address: str, name: str, at: str = "/", intercepts: bool = False, **options) -> Page:
+    """A browser window of a user; a request to another server fails the test.
+
+    intercepts: for tests that set routes. Chromium may let requests of a loaded page pass for a while after its first
+    route was set, so that one is set before the first page.
+    """
     page = chromium.new_context(viewport={"width": 1280, "height": 800}, **options).new_page()
+    if intercepts:
+        page.route("**/no-such-path", lambda route: route.abort())
     page.on("request", lambda request: outside.append(request.url) if not request.url.startswith(address) else None)
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
@@ -225,7 +231,7 @@ def codes_of(page: Page, note: str) -> list[str]:
 
 
 def test_decisions_on_their_way_are_saved_before_the_page_is_left(chromium, address):
-    page = signed_in(chromium, address, "rita")
+    page = signed_in(chromium, address, "rita", intercepts=True)
     open_note(page, address, "slow-0")
     note = page.locator("#note").get_attribute("data-note")
     page.route("**/decide", lambda route: (time.sleep(0.3), route.continue_()))
@@ -235,7 +241,7 @@ def test_decisions_on_their_way_are_saved_before_the_page_is_left(chromium, addr
 
 
 def test_decisions_survive_a_lost_network_and_a_reload(chromium, address):
-    page = signed_in(chromium, address, "rita")
+    page = signed_in(chromium, address, "rita", intercepts=True)
     open_note(page, address, "slow-1")
     note = page.locator("#note").get_attribute("data-note")
     page.on("dialog", lambda dialog: dialog.accept())
@@ -256,7 +262,7 @@ def test_decisions_survive_a_lost_network_and_a_reload(chromium, address):
 
 
 def test_a_busy_server_is_asked_again_and_a_refusal_is_shown(chromium, address):
-    page = signed_in(chromium, address, "ben")
+    page = signed_in(chromium, address, "ben", intercepts=True)
     open_note(page, address, "slow-2")
     note = page.locator("#note").get_attribute("data-note")
     page.route("**/decide", lambda route: route.fulfill(status=503, json={"detail": "busy"}), times=1)
@@ -273,7 +279,7 @@ def test_a_busy_server_is_asked_again_and_a_refusal_is_shown(chromium, address):
 
 
 def test_a_refused_finish_keeps_the_page_although_next_was_pressed(chromium, address):
-    page = signed_in(chromium, address, "ben")
+    page = signed_in(chromium, address, "ben", intercepts=True)
     open_note(page, address, "outbox-0")
     page.route("**/decide", lambda route: (time.sleep(0.3), route.continue_()))
     page.evaluate(PRESS, ["f", "g"])
@@ -325,7 +331,7 @@ def test_nobody_sends_the_decisions_of_another_person(chromium, address):
 
 
 def test_keys_pressed_without_a_network_are_decisions_that_survive_a_reload(chromium, address):
-    page = signed_in(chromium, address, "ben")
+    page = signed_in(chromium, address, "ben", intercepts=True)
     open_note(page, address, "outbox-3")
     note = page.locator("#note").get_attribute("data-note")
     expected = [card.get_attribute("data-key") for card in page.locator(".open .card").all()[:3]]
@@ -345,7 +351,7 @@ def test_keys_pressed_without_a_network_are_decisions_that_survive_a_reload(chro
 
 
 def test_a_refusal_is_shown_on_any_page_and_a_foreign_answer_is_no_success(chromium, address):
-    page = signed_in(chromium, address, "ben")
+    page = signed_in(chromium, address, "ben", intercepts=True)
     open_note(page, address, "outbox-4")
     page.on("dialog", lambda dialog: dialog.accept())
     page.route("**/decide", lambda route: route.fulfill(status=200, body="<h1>Sign in to the Wi-Fi</h1>"))
@@ -417,6 +423,7 @@ def test_next_goes_through_the_filtered_queue_and_ends(chromium, address):
     for number in (1, 2, 3):
         expect(page.locator(".place-of")).to_have_text(f"{number} of 3")
         expect(page.locator(".card.now")).to_be_visible()
+        page.wait_for_load_state()  # its keys work from then on
         page.keyboard.press("g")
     expect(page.get_by_role("heading", name="End of the queue")).to_be_visible()
     page.keyboard.press("g")
@@ -430,7 +437,7 @@ PRESS = """(keys) => {
 
 
 def test_keys_pressed_during_a_request_are_applied_after_it(chromium, address):
-    page = signed_in(chromium, address, "ann")
+    page = signed_in(chromium, address, "ann", intercepts=True)
     open_note(page, address, "note-5")
     second = page.locator(".open .card").nth(1).get_attribute("data-key")
     page.route("**/decide", lambda route: (time.sleep(0.5), route.continue_()))
@@ -633,7 +640,7 @@ CUT = """() => [...document.querySelectorAll("button, select, input, summary")].
 
 
 def test_the_change_dialog_offers_codes_of_the_date(chromium, address):
-    page = signed_in(chromium, address, "ann")
+    page = signed_in(chromium, address, "ann", intercepts=True)
     open_note(page, address, "in 2019")
     headers = {"x-csrf-token": page.locator("meta[name=csrf]").get_attribute("content")}
     added = {"action": "add", "code": "icd10cm:N18.30", "version": "0"}  # the search does not offer it for 2019

@@ -63,6 +63,7 @@ def test_a_query_is_asked_answered_and_back_to_work_by_keys(chromium, address):
     phil.keyboard.press("g")
     expect(phil.locator(".text .highlighted")).to_have_text("dyspnea")
     expect(phil.locator(".text .highlighted")).to_be_in_viewport()
+    phil.wait_for_load_state()  # what is typed is kept from then on
     phil.get_by_label("In your words").fill("EF 25 percent")
     phil.reload()
     expect(phil.get_by_label("In your words")).to_have_value("EF 25 percent")
@@ -81,7 +82,7 @@ def test_a_query_is_asked_answered_and_back_to_work_by_keys(chromium, address):
 
 
 def test_a_failed_post_keeps_the_text_and_is_stored_once(chromium, address):
-    page = signed_in(chromium, address, "ann")
+    page = signed_in(chromium, address, "ann", intercepts=True)
     open_note(page, address, "note-1")
     page.route("**/comments", lambda route: route.abort())
     page.keyboard.press("l")
