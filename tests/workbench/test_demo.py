@@ -227,6 +227,25 @@ def test_the_tour_follows_a_person_who_uses_the_keys_of_the_page(chromium, serve
     expect(page.locator("#tour")).to_be_visible()
 
 
+def test_the_tour_waits_until_the_encounter_is_coded(chromium, server):
+    page = visitor(chromium, server)
+    expect(page.locator("#tour h2")).to_have_text("The work queue")
+    coded = '<section class="panel" id="panel"'
+
+    def as_while_it_is_coded(route):
+        answer, poll = route.fetch(), f'hx-get="{route.request.url}/coded" hx-trigger="load, every 2s" hx-swap="none"'
+        route.fulfill(response=answer, body=answer.text().replace(coded, f"{coded} {poll.replace(server.address, '')}"))
+
+    page.route(re.compile(r"/notes/\d+$"), as_while_it_is_coded, times=1)
+    page.route("**/coded", lambda route: route.fulfill(status=204))
+    page.locator("tr", has_text="E-1176").get_by_role("link").click()
+    expect(page.locator("#panel[hx-get]")).to_be_visible()
+    page.wait_for_load_state()
+    expect(page.locator("#tour")).to_have_count(0)
+    page.unroute("**/coded")
+    expect(page.locator("#tour h2")).to_have_text("Evidence", timeout=60_000)  # the page was loaded again
+
+
 @pytest.mark.parametrize(
     ("scheme", "rules"),
     [("light", ALL_RULES), ("dark", CONTRAST)],

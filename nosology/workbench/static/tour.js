@@ -154,4 +154,5 @@ again.addEventListener("click", () => {
 });
 
 const stored = localStorage.getItem(STORE) ?? (here === "queue" ? "0" : "done");
-if (stored !== "done") start(here === "queue" && Number(stored) > 1 && Number(stored) < last ? 1 : Number(stored));
+const isCoded = !document.querySelector("#panel[hx-get$='/coded']"); // the page loads again when it is
+if (stored !== "done" && isCoded) start(here === "queue" && Number(stored) > 1 && Number(stored) < last ? 1 : Number(stored));
