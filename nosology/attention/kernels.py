@@ -15,7 +15,6 @@ MAX_TOKENS = 16_384  # of a row that a program holds in its registers
 LOWEST = tl and tl.constexpr(-3e38)  # score of padding; -inf - -inf would not be a number
 _BISECTIONS = tl and tl.constexpr(6)  # of the range of scores, before the bisection over keys
 _ROWS, _COLUMNS = 64, 64  # labels x words of a tile
-_GATHERED = 64  # labels and tokens of a tile
 _WORDS = 4096  # of a vocabulary that are read at once
 _SOFTMAX_WARPS = 2  # per row; more rows per program, or more warps, were slower on an H200
 
@@ -89,32 +88,7 @@ def _value(key):
 
 
 @jit
-def _gather(words, by_word, by_token, labels, tokens, label_stride, word_stride, SIDE: tl.constexpr):
-    """Writes by_word (L, W) at the words of tokens (N,) to by_token (L, N).
-
-    A tile reads neighbouring labels of each word and writes neighbouring tokens of each label. If the labels of a word
-    are contiguous in memory, every byte that is read is used.
-    """
-    token = tl.program_id(0) * SIDE + tl.arange(0, SIDE)
-    label = tl.program_id(1) * SIDE + tl.arange(0, SIDE)
-    word = tl.load(words + token, mask=token < tokens, other=0).to(tl.int64)
-    source = by_word + word[:, None] * word_stride + label[None, :].to(tl.int64) * label_stride
-    tile = tl.load(source, mask=(token < tokens)[:, None] & (label < labels)[None, :], other=0.0)
-    place = by_token + label[:, None].to(tl.int64) * tokens + token[None, :]
-    tl.store(place, tl.trans(tile), mask=(label < labels)[:, None] & (token < tokens)[None, :])
-
-
-def gather_words(by_word: Tensor, words: Tensor) -> Tensor:
-    """Values by word (L, W) for tokens (n, T) with these words: (L, n, T). Fast if by_word.T is contiguous."""
-    labels, tokens = len(by_word), words.numel()
-    by_token = by_word.new_empty(labels, *words.shape)
-    grid = (triton.cdiv(tokens, _GATHERED), triton.cdiv(labels, _GATHERED))
-    _gather[grid](words, by_word, by_token, labels, tokens, *by_word.stride(), _GATHERED)
-    return by_token
-
-
-@jit
-def _select(lengths, scores, bounds, lasts, notes, width, k, scope, windows, BLOCK: tl.constexpr):
+def _select(words, lengths, scores, bounds, lasts, notes, width, columns, k, scope, windows, BLOCK: tl.constexpr):
     """Selects the k tokens of a window with the highest scores: those above a bound, and at it up to a last position.
 
     A row has `windows` windows of `scope` tokens.
@@ -125,9 +99,11 @@ def _select(lengths, scores, bounds, lasts, notes, width, k, scope, windows, BLO
     """
     window = tl.program_id(0).to(tl.int64)
     row = window // windows
+    label, note = row // notes, row % notes
     place = ((window % windows) * scope).to(tl.int32) + tl.arange(0, BLOCK)
-    inside = (tl.arange(0, BLOCK) < scope) & (place < tl.load(lengths + row % notes))
-    key = _key(tl.load(scores + row * width + place, mask=inside, other=0.0))
+    inside = (tl.arange(0, BLOCK) < scope) & (place < tl.load(lengths + note))
+    word = tl.load(words + note * width + place, mask=inside, other=0)
+    key = _key(tl.load(scores + label * columns + word, mask=inside, other=0.0))
     key = tl.where(inside, key, -2147483648)
     least = tl.min(tl.where(inside, key, 2147483647), 0)
     most = tl.max(key, 0)
@@ -189,9 +165,10 @@ def _attend(
     label, note = row // notes, row % notes
     place = tl.arange(0, BLOCK)
     inside = place < tl.load(lengths + note)
+    word = tl.load(words + note * width + place, mask=inside, other=0)
     selected, planted, planted_mean = inside, inside, 0.0  # replaced if RANKED
     if RANKED:
-        ranked = tl.load(scores + row * width + place, mask=inside, other=LOWEST)
+        ranked = tl.load(scores + label * columns + word, mask=inside, other=LOWEST)
         if not ALL:
             window = row * windows + place // scope
             key, bound = _key(ranked), tl.load(bounds + window, mask=inside, other=0)
@@ -214,7 +191,7 @@ def _attend(
     logit = tl.load(bias + label).to(tl.float32) + mean
     weight = learned
     if STATIC:
-        prior = tl.load(static + row * width + place, mask=inside, other=0.0).to(tl.float32)
+        prior = tl.load(static + label * columns + word, mask=inside, other=0.0).to(tl.float32)
         logit += tl.sum(prior * value, 0)
         weight += prior
     if RANKED:
@@ -230,7 +207,6 @@ def _attend(
     tl.store(of_score, (learned * (value - mean) * d_logit).to(products.dtype.element_ty), mask=whole)
     tl.store(of_value, (weight * d_logit).to(products.dtype.element_ty), mask=whole)
     if RANKER_GRADIENT:
-        word = tl.load(words + note * width + place, mask=inside, other=0)
         d_planted = planted * (value - planted_mean) * d_logit
         tl.atomic_add(d_scores + label * columns + word, d_planted, mask=selected)
 
@@ -248,27 +224,25 @@ def attend_(
     cells: int,
 ) -> tuple[Tensor, Tensor]:
     """As `planted_attention.attend_`, with one read and one write of the products; padding must follow the notes."""
-    static, scores, d_scores = prior
+    static, scores, _ = prior
     _, labels, notes, width = products.shape
     lengths = mask.sum(1)
     losses, d_logits = torch.empty(2, labels, notes, device=products.device)
     block = triton.next_power_of_2(width)
     words = words.to(torch.int32).contiguous()  # half the registers
-    columns = 0 if d_scores is None else d_scores.shape[1]
-    static, scores = (None if by_word is None else gather_words(by_word, words) for by_word in (static, scores))
+    columns = next((x.shape[1] for x in (static, scores) if x is not None), 0)
     scope = min(scope or width, width)
     windows = triton.cdiv(width, scope)
     bounds, lasts = torch.empty(2, labels * notes * windows, dtype=torch.int32, device=products.device)
     if scores is not None and k:
         of_window = triton.next_power_of_2(scope)
-        inputs = (lengths, scores, bounds, lasts, notes, width, k, scope, windows, of_window)
+        inputs = (words, lengths, scores, bounds, lasts, notes, width, columns, k, scope, windows, of_window)
         _select[(labels * notes * windows,)](*inputs, num_warps=_warps(of_window, 64))
-    given = (static, scores, d_scores)
-    pointers = [losses if tensor is None else tensor for tensor in given]  # losses: an unused pointer
-    tensors = (products, words, lengths, bias, targets.contiguous(), *pointers, bounds, lasts, losses, d_logits)
+    of_words = [losses if tensor is None else tensor for tensor in prior]  # losses: an unused pointer
+    tensors = (products, words, lengths, bias, targets.contiguous(), *of_words, bounds, lasts, losses, d_logits)
     sizes = (products[0].numel(), labels, notes, width, columns, cells, scope, windows)
-    is_given = [tensor is not None for tensor in given]
-    _attend[(labels * notes,)](*tensors, *sizes, *is_given, k == 0, literal_zero, block, num_warps=_warps(block, 8))
+    has_scores = [tensor is not None for tensor in prior]
+    _attend[(labels * notes,)](*tensors, *sizes, *has_scores, k == 0, literal_zero, block, num_warps=_warps(block, 8))
     return losses.sum(), d_logits
 
 

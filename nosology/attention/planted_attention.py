@@ -262,8 +262,6 @@ class _PlantedLoss(torch.autograd.Function):
         total = torch.zeros((), device=states.device)
         is_fused = kernels.AVAILABLE and states.is_cuda and width <= kernels.MAX_TOKENS
         attend = kernels.attend_ if is_fused else attend_
-        if is_fused:  # the labels of a word next to each other, as the kernels read them
-            static, scores = (None if by_word is None else by_word.T.contiguous().T for by_word in (static, scores))
         for first in range(0, len(states), chunk):
             part = slice(first, first + chunk)
             flat = states[part].reshape(-1, states.shape[2])

@@ -78,12 +78,10 @@ def selection(seed: int) -> None:
     windows = triton.cdiv(wide, scope)
     bounds, lasts = torch.empty(2, labels, notes, windows, dtype=torch.int32)
     block = triton.next_power_of_2(scope)
-    results = kernels.gather_words(scores.T.contiguous().T if seed % 3 else scores, words)
-    assert torch.equal(results, scores[:, words.long()])
-    case = (lengths, results, bounds, lasts, notes, wide, k, scope, windows, block)
+    case = (words, lengths, scores, bounds, lasts, notes, wide, columns, k, scope, windows, block)
     kernels._select[(labels * notes * windows,)](*case)
     bounds, lasts = (values[:, :, torch.arange(wide) // scope] for values in (bounds, lasts))  # of each token
-    position = torch.arange(wide)
+    results, position = scores[:, words.long()], torch.arange(wide)
     inside = position < lengths[:, None]
     bits = results.view(torch.int32)
     keys = torch.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
@@ -92,13 +90,6 @@ def selection(seed: int) -> None:
     assert torch.equal(selected, top_k_mask(results, inside, k, scope))
     if windows == 1:
         assert torch.equal(selected.sum(2), lengths.clamp(max=k).expand(labels, -1))
-
-
-def gathering(labels: int, words: int, notes: int, wide: int) -> None:
-    """Values by word for each token, in more than one tile of labels and of tokens; both orders in memory."""
-    by_word, places = torch.randn(labels, words), torch.randint(0, words, (notes, wide), dtype=torch.int32)
-    for values in (by_word, by_word.T.contiguous().T):
-        assert torch.equal(kernels.gather_words(values, places), by_word[:, places.long()])
 
 
 def ranker(labels: int, words: int, size: int) -> None:
@@ -171,8 +162,6 @@ if __name__ == "__main__":
         planted_attention(number, case)
     for seed in range(8):
         selection(seed)
-    gathering(130, 9, 2, 70)
-    gathering(1, 1, 1, 1)
     ranker(70, 130, 3)
     ranker(5, 3, 9)
     next_word(9000)

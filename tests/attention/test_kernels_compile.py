@@ -14,14 +14,13 @@ from nosology.attention import kernels
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": True}
 TARGET = GPUTarget("cuda", 90, 32)
 LISTS = {"words": "*i32", "lengths": "*i64", "bounds": "*i32", "lasts": "*i32", "targets": "*i64"}
-SIZES = "notes width columns k scope windows half labels cells high wide size tokens label_stride word_stride"
+SIZES = "notes width columns k scope windows half labels cells high wide size"
 FLAGS = ("STATIC", "RANKED", "RANKER_GRADIENT", "ALL", "ZERO")
 BF16 = dict.fromkeys(("scores", "weights", "gradient", "hidden", "out"), "*bf16")
 CASES = [
     ("_masked_softmax", BF16, {"BLOCK": 256}),
     ("_softmax_backward", BF16, {"BLOCK": 256}),
     ("_relu_backward", BF16, {"BLOCK": 256}),
-    ("_gather", {}, {"SIDE": 64}),
     ("_select", {}, {"BLOCK": 128}),
     ("_pairs", {"labels": "*fp32", "words": "*fp32"}, {"ROWS": 64, "COLUMNS": 64}),
     ("_pairs_backward", {"labels": "*fp32", "words": "*fp32"}, {"ROWS": 64, "COLUMNS": 64}),
