@@ -32,7 +32,7 @@ def _temporary_path(target: Path, ending: str = _PARTIAL) -> Path:
     return target.with_name(f".{target.name}.{socket.gethostname()}.{os.getpid()}.{uuid.uuid4().hex[:8]}{ending}")
 
 
-def _remove_abandoned(target: Path) -> None:
+def remove_abandoned(target: Path) -> None:
     """Removes temporary files of `target` whose process was killed: it is gone from this host, or they are a week old.
 
     A replaced folder is removed only if its successor is there: the process may have died between two renames.
@@ -78,7 +78,7 @@ def atomic_file(target: str | Path) -> Iterator[Path]:
             kind = "a folder" if target.is_dir() else "a device"
             raise OutputError(f"cannot write the file {target}: it is {kind}")
         temporary = _temporary_path(target)
-        _remove_abandoned(target)
+        remove_abandoned(target)
         try:
             yield temporary
             temporary.replace(target)
@@ -96,7 +96,7 @@ def atomic_folder(target: str | Path, *, marker: str, files: Sequence[str] = ())
     target = check_output_folder(target, marker=marker, files=files)
     with output_errors(target):
         temporary = _temporary_path(target)
-        _remove_abandoned(target)
+        remove_abandoned(target)
         temporary.mkdir()
         try:
             yield temporary

@@ -28,6 +28,8 @@ from nosology.core.files import (
     json_sha256,
     private_file,
     read_json,
+    remove_abandoned,
+    sha256,
     write_json,
 )
 from nosology.core.parallel import cores, parallel_map
@@ -38,7 +40,7 @@ from nosology.text.tokens import benchmark_words, words_of
 Cleaning = Literal["none", "benchmark"]
 SPLIT: dict[Cleaning, Callable[[str], list[str]]] = {"none": words_of, "benchmark": benchmark_words}
 
-FORMAT = 1  # a change of the files or of a tokenizer in SPLIT is a new format
+FORMAT = 2  # a change of the files or of a tokenizer in SPLIT is a new format
 _ABOUT, _IDS, _BOUNDS, _LIST = "cache.json", "ids.int32", "bounds.int64", "words.txt"
 _LOCK = ".lock"
 _MAX_WORKERS = 8  # more read the notes no faster than one process merges their words
@@ -117,21 +119,29 @@ def _find_or_build(corpus: Corpus, cleaning: Cleaning, folder: Path, key: dict[s
 
 
 def _is_complete(folder: Path, key: dict[str, Any]) -> bool:
-    """Whether a folder has a cache for this key with files of the right sizes. OSError if it must not be read."""
+    """Whether a folder has a cache for this key with undamaged files. OSError if it must not be read."""
     try:
         about = read_json(folder / _ABOUT)
-        sizes = {name: (folder / name).stat().st_size for name in (_IDS, _BOUNDS, _LIST)}
-        return about["key"] == key and about["bytes"] == sizes
+        return about["key"] == key and about["files"] == _hashes(folder)
     except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
         return False
 
 
+def _hashes(folder: Path) -> dict[str, str]:
+    """The SHA-256 of each file of a cache but its description."""
+    return {name: sha256(folder / name) for name in (_IDS, _BOUNDS, _LIST)}
+
+
 def _remove_outdated(place: Path, corpus: Corpus) -> None:
-    """Removes caches in the corpus folder that are not of its present notes."""
-    for path in place.glob(f"*/{_ABOUT}") if place.parent == corpus.folder else ():
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            if read_json(path)["key"]["corpus"] != corpus.hash:
-                shutil.rmtree(path.parent)
+    """Removes caches in the corpus folder of other notes or an older format, and what killed processes left there."""
+    for folder in place.iterdir() if place.parent == corpus.folder else ():
+        if folder.name.startswith("."):
+            remove_abandoned(place / folder.name.removeprefix(".").partition(".")[0])
+        else:
+            with suppress(OSError, ValueError, KeyError, TypeError):
+                key = read_json(folder / _ABOUT)["key"]
+                if key["corpus"] != corpus.hash or key["format"] < FORMAT:
+                    shutil.rmtree(folder)
 
 
 def _build(corpus: Corpus, cleaning: Cleaning, folder: Path, key: dict[str, Any]) -> None:
@@ -156,8 +166,8 @@ def _build(corpus: Corpus, cleaning: Cleaning, folder: Path, key: dict[str, Any]
             np.cumsum(np.concatenate(lengths), dtype=np.int64).tofile(file)
         with open(temporary / _LIST, "wb", opener=private_file) as file:
             file.writelines(f"{word}\n".encode() for word in known)
-        sizes = {name: (temporary / name).stat().st_size for name in (_IDS, _BOUNDS, _LIST)}
-        write_json(temporary / _ABOUT, {"key": key, "notes": len(corpus), "words": len(known), "bytes": sizes})
+        about = {"key": key, "notes": len(corpus), "words": len(known), "files": _hashes(temporary)}
+        write_json(temporary / _ABOUT, about)
         (temporary / _ABOUT).chmod(0o600)
 
 

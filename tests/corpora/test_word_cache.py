@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 
 from nosology.core import DataError, OutputError
+from nosology.core.files import json_sha256
 from nosology.corpora import corpus as corpus_module
 from nosology.corpora import word_cache as module
 from nosology.corpora.corpus import NOTES, WORDS, Corpus, write_corpus
@@ -85,7 +87,7 @@ def test_corpora_without_words(tmp_path):
 def test_other_cleaning_tokenizer_or_unicode_is_another_cache(corpus, monkeypatch):
     first = word_cache(corpus, "none").folder
     assert word_cache(corpus, "benchmark").folder != first
-    for name, value in (("FORMAT", 2), ("unicodedata", type("Data", (), {"unidata_version": "99"}))):
+    for name, value in (("FORMAT", 0), ("unicodedata", type("Data", (), {"unidata_version": "99"}))):
         with monkeypatch.context() as patch:
             patch.setattr(module, name, value)
             assert word_cache(Corpus.open(corpus.folder), "none").folder != first
@@ -122,6 +124,37 @@ def test_incomplete_cache_is_built_again(corpus, name):
     (cache.folder / name).unlink()
     again = word_cache(Corpus.open(corpus.folder), "none")
     assert words_in(again) == expected and again.folder == cache.folder
+
+
+@pytest.mark.parametrize("name", ["ids.int32", "bounds.int64", "words.txt"])
+def test_cache_with_a_changed_byte_is_built_again(corpus, name):
+    cache = word_cache(corpus, "none")
+    expected, path = words_in(cache), cache.folder / name
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    assert words_in(word_cache(Corpus.open(corpus.folder), "none")) == expected
+
+
+def test_caches_of_another_format_and_of_killed_builds_are_removed(corpus, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "FORMAT", 0)
+        old = word_cache(corpus, "none").folder
+        patch.setattr(module, "FORMAT", module.FORMAT + 10)
+        newer = word_cache(Corpus.open(corpus.folder), "none").folder
+    host, dead = socket.gethostname(), 2**22 + 1  # more than the largest process number
+    killed, other = (old.parent / f".benchmark-0.{name}.{dead}.x.partial" for name in (host, f"not-{host}"))
+    running = old.parent / f".benchmark-0.{host}.{os.getpid()}.x.partial"
+    for folder in (killed, other, running):
+        folder.mkdir()
+    present = [word_cache(Corpus.open(corpus.folder), cleaning).folder for cleaning in SPLIT]
+    assert {path for path in old.parent.iterdir() if path.is_dir()} == {*present, newer, other, running}
+
+
+def test_a_changed_tokenizer_is_a_new_format():
+    words = {cleaning: [split(text) for text in TEXTS] for cleaning, split in SPLIT.items()}
+    found = [module.FORMAT, json_sha256(words)[:16]]
+    assert found == [2, "dc4e2496c6229622"], "increase FORMAT of word_cache.py and write the new pair here"
 
 
 def test_killed_process_leaves_nothing_wrong(corpus):
