@@ -17,8 +17,9 @@ from nosology.text.sections import sections
 from nosology.text.tokens import Tokens, function_words, rows, tokenize, words_of
 
 _NEGATORS = frozenset({"no", "not", "without", "never", "none", "nor"})  # function words that are never dropped
-_DEGREES = frozenset({"", " ", "°", "º", "˚", " °", "° ", " ° "})  # between a number and the unit of a temperature
-_TEMPERATURE = re.compile(r"\d+[cf]")
+_TEMPERATURE = re.compile(r"(\d+(?:\.\d+)?)( ?[°º˚] ?| ?)([cf])", re.IGNORECASE)
+_DEGREES = {"c": (34, 43), "f": (93, 110)}  # of a body; without a sign, a number outside of them has no unit
+_TEMPERATURE_LENGTH = 9  # characters of "102.4 ° F"
 _MAX_ABBREVIATION = 2  # words of an abbreviation: "r/o" is r and o
 _PREFIXES = {
     "negated": NEGATION_PREFIX,
@@ -56,9 +57,9 @@ def expanded_abbreviation(word: str) -> tuple[str, ...]:
 def clean_report(text: str, *, negation: bool = True, stop_words: bool = True, context: bool = False) -> CleanedText:
     """The words of a report in lower case, separated by blanks, with abbreviations expanded and without numbers.
 
-    negation: NOT_ before each negated content word. context: also MAYBE_, PAST_ and KIN_ before uncertain and past ones
-    and those of relatives. stop_words: drop function words, but never a negator, and the unit of a temperature with its
-    number: "Patient has a fever of 102°F" becomes "patient fever".
+    The unit of a temperature is dropped with its number. negation: NOT_ before each negated content word. context: also
+    MAYBE_, PAST_ and KIN_ before uncertain and past ones and those of relatives. stop_words: drop function words, but
+    never a negator: "Patient has a fever of 102°F" becomes "patient fever".
     """
     marked = [category for category in _PREFIXES if (negation if category == "negated" else context)]
     return CleanedText.from_original(text).edited(_report_edits(text, marked, stop_words))
@@ -76,7 +77,7 @@ def _report_edits(text: str, marked: Sequence[str], stop_words: bool) -> Iterato
         words = [
             prefixes[i] + word if word not in function_words() else word
             for word in expanded
-            if word not in dropped and not word.isdigit() and not (stop_words and _is_temperature(text, tokens, i))
+            if word not in dropped and not word.isdigit() and not (length == 1 and _is_temperature(text, tokens, i))
         ]
         if end < start:
             yield Edit(end, start, " " if has_words and words else "")
@@ -88,12 +89,16 @@ def _report_edits(text: str, marked: Sequence[str], stop_words: bool) -> Iterato
 
 
 def _is_temperature(text: str, tokens: Tokens, i: int) -> bool:
-    """Whether word i is a number with the unit of a temperature (102f), or such a unit after a number (102 °F)."""
-    word = tokens.words[i]
-    if word not in ("c", "f"):
-        return len(word) > 1 and word[-1] in "cf" and _TEMPERATURE.fullmatch(word) is not None
-    gap = text[tokens.ends[i - 1] : tokens.starts[i]] if i else None
-    return gap in _DEGREES and tokens.words[i - 1].isdigit()
+    """Whether word i is the unit of a temperature after its number (102 °F), or has both (102F)."""
+    word, end = tokens.words[i], int(tokens.ends[i])
+    if word[-1] not in "cf" or not (len(word) == 1 or word[:-1].isdigit()):
+        return False
+    numbers = _TEMPERATURE.finditer(text, max(0, end - _TEMPERATURE_LENGTH), end)
+    found = next((number for number in numbers if number.end() == end), None)
+    if found is None:
+        return False
+    low, high = _DEGREES[word[-1]]
+    return bool(found[2].strip()) or low <= float(found[1]) <= high
 
 
 def _expand(text: str, tokens: Tokens, i: int) -> tuple[int, tuple[str, ...]]:

@@ -14,6 +14,8 @@ from nosology.text.report_text import context_features
         ("Patient has a fever of 102", "patient fever"),
         ("Patient has a fever of 102°F", "patient fever"),
         ("Temp 38.5 C. Hepatitis C, 101F", "temperature hepatitis c"),
+        ("102.4F, 36 ° C, 39°", ""),
+        ("T4 stage 3C, 45 F, 18F Foley, day 3 C diff", "t4 stage 3c f 18f foley day c diff"),
         ("L5 F1, 3 cm", "l5 f1 cm"),
         ("No effusion, but R/O UTI", "no NOT_effusion rule out urinary tract infection"),
         ("No UTI", "no NOT_urinary NOT_tract NOT_infection"),
@@ -31,7 +33,22 @@ def test_clean_report(text, expected):
 def test_stop_words_and_negation_are_optional():
     assert clean_report("No evidence of pneumonia", stop_words=False).text == "no evidence of NOT_pneumonia"
     assert clean_report("No evidence of pneumonia", negation=False).text == "no evidence pneumonia"
-    assert clean_report("fever of 102°F", stop_words=False).text == "fever of f"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Patient has a fever of 102°F", "patient has a fever of"),
+        ("Temp 38.5 C. Hepatitis C, 101F", "temperature hepatitis c"),
+        ("L5 F1, 3 cm", "l5 f1 cm"),
+        (
+            "67 F with 2 c/o cough. 3 f/u nodules, 3/4 c/w edema",
+            "f with complains of cough follow up nodules consistent with edema",
+        ),
+    ],
+)
+def test_numbers_and_units_of_temperatures_are_dropped_with_stop_words_kept(text, expected):
+    assert clean_report(text, stop_words=False).text == expected
 
 
 def test_context_marks_uncertain_and_past_words():
