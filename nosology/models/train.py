@@ -14,6 +14,7 @@ from scipy import sparse
 
 from nosology.core import Code, ConfigError, DataError, __version__
 from nosology.core.model import Model
+from nosology.core.progress import progress
 from nosology.corpora.corpus import Corpus
 from nosology.evaluation.decision import Decision
 from nosology.models.bundle import Bundle, check_bundle_folder
@@ -124,6 +125,7 @@ def _train(recipe: Recipe, corpora: list[Corpus], out: str | Path, folder: Path,
     trainer: CoderTrainer = load_class(recipe.kind, "trainer")(recipe, folder)
     trained = trainer.train(train_notes, dev_notes, refit or split_off)
     report = dict(trained.report)
+    seen = union(train_notes, dev_notes) if refit or split_off else train_notes
     facts = {
         "trained_on": sorted({"train", "dev"} if refit and not split_off else {"train"}),
         "tuned_on": report.pop("tuned_on", f"{recipe.holdout.share:.0%} of train" if split_off else "dev"),
@@ -131,7 +133,7 @@ def _train(recipe: Recipe, corpora: list[Corpus], out: str | Path, folder: Path,
         "n_dev": report.pop("n_dev", len(dev_notes)),
         "refit": refit or split_off,
         "found": report,
-        NOTE_HASHES: note_hashes((union(train_notes, dev_notes) if refit or split_off else train_notes).texts()),
+        NOTE_HASHES: note_hashes(progress(seen.texts(), "hashing notes", total=len(seen))),
     }
     about = provenance(recipe, corpora, facts)
     bundle = Bundle(trained.model, trained.decision, recipe.model_dump(mode="json"), about)

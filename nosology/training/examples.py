@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from nosology.core import Code, DataError, Note
+from nosology.core.files import json_sha256
 from nosology.core.label_space import LabelSpace
 from nosology.core.progress import progress
 from nosology.corpora.corpus import Corpus
@@ -39,6 +40,12 @@ class Examples:
             codes += [note_codes for _, note_codes in kept]
             rows.append(np.array([row for row, _ in kept], np.int64))
         return codes, rows
+
+    @cached_property
+    def hash(self) -> str:
+        """A hash of the corpora and of which of their notes are selected."""
+        rows = [rows.tolist() for rows in self._selected[1]]
+        return json_sha256([[corpus.hash for corpus in self.corpora], rows])
 
     def texts(self) -> Iterator[str]:
         """The text of each note, in the order of `codes`."""

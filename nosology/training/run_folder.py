@@ -122,8 +122,7 @@ def clear_run_folder(folder: Path, *, marked: bool = False) -> None:
 def fingerprint(recipe: Recipe, *examples: Examples) -> str:
     """Hash of what decides the weights: recipe, corpora, selected notes and package version."""
     settings = recipe.model_dump(mode="json", exclude=_NOT_IN_FINGERPRINT)
-    hashes = [[corpus.hash for corpus in part.corpora] + [len(part)] for part in examples]
-    return text_sha256(json.dumps([settings, hashes, __version__]))
+    return text_sha256(json.dumps([settings, [part.hash for part in examples], __version__]))
 
 
 COLUMNS = ("step", "epoch", "loss", "learning_rate", "notes_per_second")  # followed by the metrics on the dev notes

@@ -16,6 +16,7 @@ from nosology.corpora.corpus import write_corpus
 from nosology.evaluation.measure import measure
 from nosology.models.train import train
 from nosology.training.examples import (
+    Examples,
     codes_in_labels,
     label_space,
     label_targets,
@@ -184,3 +185,9 @@ def test_sampling_for_256_notes_takes_under_5_ms():
     rng = np.random.default_rng(0)
     ids, bounds, pool = rng.integers(0, 26_000, 256 * 16), np.arange(0, 256 * 16 + 1, 16), np.arange(26_000)
     assert_cpu_seconds(lambda: label_targets(sample_labels(ids, pool, 8192, rng), ids, bounds), 0.005)
+
+
+def test_the_hash_depends_on_which_notes_are_selected(small_corpus):
+    halves = [Examples([small_corpus], lambda note, odd=odd: int(note.id[1:]) % 2 == odd) for odd in (0, 1)]
+    assert len(halves[0]) == len(halves[1]) and halves[0].hash != halves[1].hash
+    assert Examples([small_corpus], halves[0].keep).hash == halves[0].hash

@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 
 from nosology.core import BundleError, Code, DataError, Note
-from nosology.core.files import text_sha256
+from nosology.core.files import json_sha256
 from nosology.core.label_space import LabelSpace, label_versions, note_versions
-from nosology.core.progress import activity, progress
+from nosology.core.progress import activity, print_progress, progress
+from nosology.corpora.corpus import WORDS
 from nosology.corpora.group_splits import group_folds, group_names, sample_groups
 from nosology.evaluation.decision import Decision
 from nosology.models.bundle import Bundle
@@ -37,6 +38,7 @@ from nosology.training.run_folder import fingerprint
 
 _THRESHOLD_FOLDS = 5  # of the stacker's notes, for the threshold
 _FINISHED = "bundle"  # subfolder of a part's run folder with the trained part
+_INPUTS = ("backward_weights", "corpora", "encoder", "model", "weights", "words")  # settings that may name files
 _KEY = "run"  # in the provenance of a part: a hash of its recipe and its notes
 
 Parts = dict[str, Bundle]
@@ -86,7 +88,9 @@ class StackedTrainer(CoderTrainer[StackedRecipe]):
         target = cells.target
         if not target.any():
             raise DataError("no part finds a true code of the held-out notes: there is nothing to stack")
-        stacker = Stacker.fit(cells.features, target, self.recipe.stacking, self.recipe.seed)
+        with activity("fitting the stacker"):
+            stacker = Stacker.fit(cells.features, target, self.recipe.stacking, self.recipe.seed)
+            decision = self._decision(cells, target)
         report = {
             "stacked_on": stacked_on,
             "stacked_notes": len(cells.gold),
@@ -95,7 +99,7 @@ class StackedTrainer(CoderTrainer[StackedRecipe]):
             "parts": {name: part.provenance["found"] for name, part in parts.items()},
         }
         model = Stacked(parts, stacker, self.recipe.stacking.candidates)
-        return TrainedCoder(model, self._decision(cells, target), report)
+        return TrainedCoder(model, decision, report)
 
     def _hold_out(self, train_notes: Examples, dev_notes: Examples, refit: bool) -> tuple[Parts, HeldOutCells]:
         """The parts, tuned on a share of the dev notes, and the cells of the other dev notes."""
@@ -130,7 +134,8 @@ class StackedTrainer(CoderTrainer[StackedRecipe]):
         for name, recipe in self.recipe.part_recipes().items():
             title = " ".join(["training the part", name, *([f"({stage})"] if stage else [])])
             with activity(title, spinner=False):
-                parts[name] = _train_part(recipe, self.folder / f"part_{name}" / stage, train_notes, dev_notes, refit)
+                folder = self.folder / f"part_{name}" / stage
+                parts[name] = _train_part(recipe, folder, train_notes, dev_notes, refit, title)
         return parts
 
     def _cells(self, parts: Parts, examples: Examples, group: Callable[[Note], str]) -> HeldOutCells:
@@ -164,14 +169,19 @@ class StackedTrainer(CoderTrainer[StackedRecipe]):
         return Decision.tune(self.recipe.decision, labels, cells.gold, matrix)
 
 
-def _train_part(recipe: Recipe, folder: Path, train_notes: Examples, dev_notes: Examples, refit: bool) -> Bundle:
+def _train_part(
+    recipe: Recipe, folder: Path, train_notes: Examples, dev_notes: Examples, refit: bool, title: str
+) -> Bundle:
     """The trained part, or that of a stopped run with the same recipe and notes; folder: for checkpoints."""
     folder.mkdir(parents=True, exist_ok=True)
-    key = text_sha256(fingerprint(recipe, train_notes, dev_notes) + recipe.model_dump_json() + str(refit))
+    settings = recipe.model_dump(mode="json")
+    key = json_sha256([fingerprint(recipe, train_notes, dev_notes), settings, _input_files(settings), refit])
     with suppress(BundleError):
         finished = Bundle.load(folder / _FINISHED)
         if finished.provenance.get(_KEY) == key:
+            print_progress(f"{title}: finished before")
             return finished
+    print_progress(title)
     trained = load_class(recipe.kind, "trainer")(recipe, folder).train(train_notes, dev_notes, refit)
     about: dict[str, Any] = {"found": trained.report, "seed": recipe.seed, _KEY: key} | software()
     part = Bundle(trained.model, trained.decision, recipe.model_dump(mode="json"), about)
@@ -179,9 +189,24 @@ def _train_part(recipe: Recipe, folder: Path, train_notes: Examples, dev_notes: 
     return part
 
 
+def _input_files(settings: dict[str, Any]) -> list[list[Any]]:
+    """Path, size and time of each file that is named by a setting, or is in a folder that is; no word caches."""
+    found = []
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            found += _input_files(value)
+            continue
+        names = [value] if isinstance(value, str) else value
+        for path in map(Path, filter(None, names)) if name in _INPUTS else ():
+            files = [path] if path.is_file() else sorted(path.rglob("*"))
+            inside = [file for file in files if file.is_file() and WORDS not in file.relative_to(path).parts]
+            found += [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in inside]
+    return found
+
+
 def _group_of(examples: Examples) -> Callable[[Note], str]:
     """The group of a note: its patient with all near-duplicates; its patient or its id if all notes are one group."""
-    duplicates = group_names(examples.notes())
+    duplicates = group_names(progress(examples.notes(), "looking for repeated notes", total=len(examples)))
 
     def patient(note: Note) -> str:
         return note.patient or note.id

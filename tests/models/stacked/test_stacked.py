@@ -11,7 +11,7 @@ from nosology.corpora.corpus import write_corpus
 from nosology.evaluation import examine
 from nosology.models.bundle import Bundle
 from nosology.models.linear.linear_trainer import LinearTrainer
-from nosology.models.stacked.stacked_trainer import StackedTrainer
+from nosology.models.stacked.stacked_trainer import StackedTrainer, _input_files
 from nosology.models.train import train
 from tests.conftest import as_notes, small_notes
 
@@ -130,6 +130,22 @@ def test_part_of_another_run_is_trained_again(halves, small_corpus, tmp_path, mo
         settings.append("recipes.others.fit.negatives=1000")
     train(load_recipe("stacked", settings), [small_corpus], tmp_path / "b")
     assert len(trained) == 3
+
+
+def test_files_that_settings_name_are_part_of_the_key(tmp_path):
+    file, folder = tmp_path / "weights", tmp_path / "corpus"
+    settings = {"vectors": {"corpora": ["none", str(folder)]}, "weights": str(file), "cache": str(tmp_path), "size": 3}
+    assert _input_files(settings) == []
+    folder.mkdir()
+    for path in (file, folder / "notes.parquet"):
+        path.write_text("first")
+        before = _input_files(settings)
+        path.write_text("another")
+        assert str(path) in [found[0] for found in before] and _input_files(settings) != before
+    before = _input_files(settings)
+    (folder / "words").mkdir()  # the word cache of a corpus, which a training writes
+    (folder / "words" / "ids").touch()
+    assert len(before) == 2 and _input_files(settings) == before
 
 
 @pytest.mark.parametrize("settings", SPLITS.values(), ids=SPLITS)
