@@ -85,8 +85,7 @@ def measure(
     evaluation = examine(labels, true, probabilities, thresholds, systems=counted, at_least_one=one, seed=seed)
 
     cautions = _cautions(bundle, corpus, split, tune, counted & present - set(labels.systems))
-    if others := int((~scorer.is_counted(note_versions(gold))).sum()):
-        cautions.append(f"{others} notes of {split} are coded in another ICD version and left out")
+    cautions += _version_cautions(scorer, note_versions(gold), split)
     if not systems and (absent := sorted(set(bundle.model.labels.systems) - counted)):
         cautions.append(f"codes of {', '.join(absent)} are not counted: no note of {split} has one (see --system)")
     provenance = {
@@ -191,6 +190,17 @@ def probability_blocks(model: Model, notes: Iterable[Note]) -> Iterator[np.ndarr
     notes = iter(notes)
     while block := list(islice(notes, _BATCH)):
         yield model.probabilities(block)
+
+
+def _version_cautions(scorer: _SplitScorer, versions: np.ndarray, split: str) -> list[str]:
+    """What a reader must know about the ICD versions of the notes (B,)."""
+    counts = scorer.is_counted(versions)
+    cautions = []
+    if not counts.all():
+        cautions.append(f"{(~counts).sum()} notes of {split} are coded in another ICD version and left out")
+    if len({SYSTEM_VERSION[system] for system in scorer.systems}) > 1 and len(np.unique(versions)) > 1:
+        cautions.append("each note is scored on the ICD version of its true codes; for new notes it must be known")
+    return cautions
 
 
 def _cautions(bundle: Bundle, corpus: Corpus, split: str, tune: bool, unknown: set[str]) -> list[str]:
