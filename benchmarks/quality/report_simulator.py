@@ -100,7 +100,8 @@ class _Writer:
         codes |= {c.code for c in uncertain if not strict()}
         firm = [*certain, *(c for c in history if c.role == "status")]
         explained = {code for c in firm for code in c.explains}
-        codes -= {code for code in explained if strict()}
+        # Sorted, because the order of a set of strings differs between processes, and strict() draws.
+        codes -= {code for code in sorted(explained) if strict()}
         codes |= {c.code for c in history if c.role == "symptom" and (c.code not in explained) == strict()}
         return codes or {history[0].code}
 
