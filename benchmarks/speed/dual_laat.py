@@ -148,14 +148,19 @@ def main() -> None:
     """Prints the table and writes it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--batches", type=int, default=25, help="steps that are timed")
-    parser.add_argument("--only", type=int, nargs="*", help="rows to run")
+    parser.add_argument("--only", type=int, nargs="*", help="rows to run; the others keep their results")
     parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "speed_dual_laat.json")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("this measures a training step on a GPU, and there is none here")
     gaps = check()
     print(f"largest relative distance from float64: fused {gaps['fused']:.3f}, plain bf16 {gaps['plain']:.3f}")
-    rows = {}
+    same = arguments.only and arguments.out.exists()
+    before = json.loads(arguments.out.read_text()) if same else {}
+    machine = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+    if any(before.get(name, value) != value for name, value in machine.items()):
+        raise SystemExit(f"{arguments.out} is of another GPU or torch: give another --out")
+    rows = before.get("rows", {})
     for number, (encoder, batch, tokens, chunk) in enumerate(RUNS):
         if arguments.only and number not in arguments.only:
             continue
@@ -163,7 +168,7 @@ def main() -> None:
         torch.cuda.empty_cache()
         rows[name] = row = run(encoder, batch, tokens, chunk, arguments.batches, "cuda")
         print(f"{name:42}" + "".join(f"  {key} {value:,.2f}" for key, value in row.items()), flush=True)
-    result = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "distance": gaps, "rows": rows}
+    result = {**machine, "distance": gaps, "rows": rows}
     arguments.out.write_text(json.dumps(result, indent=2) + "\n")
 
 

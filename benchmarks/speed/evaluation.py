@@ -6,7 +6,8 @@ The coder has the sizes of the recipe and random weights: speed does not depend 
 as those of MIMIC-IV (median 1,492 words). `old` is the way of version 0.2: float32, batches of at most 131,072 tokens
 among 256 notes (64 for coding), reading and scoring in turn, a second pass of the net for the evidence of each note. It
 is timed on fewer notes in the same run. Scores of the stream are compared with those of single notes: more than 1e-3
-apart, or another decision that is no tie, is an error.
+apart, or another decision that is no tie, is an error. The result file has an entry for each recipe with its settings,
+notes, codes, candidates and device; other entries stay.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from nosology.codes import table
 from nosology.codes.lookup import label_description
 from nosology.config import load_recipe
 from nosology.core import Code, Note
-from nosology.core.files import write_json
+from nosology.core.files import read_json, write_json
 from nosology.core.label_space import LabelSpace
 from nosology.corpora.corpus import Corpus, write_corpus
 from nosology.encoders.tokenizers import Vocabulary, WordTokenizer
@@ -233,6 +234,12 @@ def coded_as_json(coder: Coder, notes: Iterator[Note]) -> None:
         json.dumps([item.to_json() for item in suggestions], ensure_ascii=False)
 
 
+def entry(recipe: str, sizes: dict[str, int], settings: Sequence[str], device: str) -> str:
+    """The name of a measurement in the result file."""
+    counts = [f"{sizes[name]:,} {name}" for name in ("notes", "codes", "candidates") if sizes[name]]
+    return ", ".join([" ".join([recipe, *settings]), *counts, device])
+
+
 def main() -> None:
     """Prints the table and writes it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -244,7 +251,7 @@ def main() -> None:
     parser.add_argument("--set", dest="settings", action="append", default=[], help="as in nosology train")
     parser.add_argument("--out", type=Path, default=RESULT)
     arguments = parser.parse_args()
-    device, results = default_device(), {}
+    device = default_device()
     codes = [Code("icd10cm", code) for code in table("icd10cm").codes()][: arguments.codes]
     machine = {
         "device": torch.cuda.get_device_name() if device.type == "cuda" else platform.processor() or platform.machine(),
@@ -265,8 +272,11 @@ def main() -> None:
             if arguments.candidates:
                 model = with_candidates(model, list(corpus.notes()), arguments.candidates)
             bundle = Bundle(model, Decision(0.5), recipe.model_dump(mode="json"), {})
-            results[name] = run_stages(bundle, model, corpus, arguments.old_notes, folder)
-        write_json(arguments.out, {**machine, **sizes, "settings": arguments.settings, "recipes": results})
+            measured = run_stages(bundle, model, corpus, arguments.old_notes, folder)
+        measured = {**machine, **sizes, "recipe": name, "settings": arguments.settings, **measured}
+        results = read_json(arguments.out) if arguments.out.exists() else {}
+        results[entry(name, sizes, arguments.settings, machine["device"])] = measured
+        write_json(arguments.out, results)
 
 
 if __name__ == "__main__":

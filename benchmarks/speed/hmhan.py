@@ -1,4 +1,4 @@
-"""Speed of HMHAN: python benchmarks/speed/hmhan.py [--part cpu|gpu] [--out FILE]
+"""Speed of HMHAN: python benchmarks/speed/hmhan.py [--part cpu|gpu|disk] [--out FILE]
 
 gpu   a report of 512 tokens at batch 64 with a 12-layer BERT (random weights, BioClinicalBERT's sizes): encoder alone
       and the whole model to its logits with weights in bf16, and the whole model under autocast, as a coder uses it;
@@ -6,8 +6,10 @@ gpu   a report of 512 tokens at batch 64 with a 12-layer BERT (random weights, B
       training of all but the encoder, with states on the GPU and with states that are read through a memory map (the
       system has them in memory), batches of 32, 128 and 512: reports per second, and the share of the time in which the
       GPU runs a kernel: kernel time of an epoch (torch's profiler) divided by its wall-clock time without the profiler;
+      how many reports the loader prepares alone, and the rate of copies to the GPU, which bound states from disk;
       `without_cuda_graphs`: steps that launch each kernel separately;
       two epochs of the training loop itself with and without CUDA graphs: the largest weight difference
+disk  of gpu, only the training with states that are read through a memory map
 cpu   a report of 512 tokens with the built-in 6-layer encoder; LIME for a simulated report and one code, 1,000 samples
 both  the bytes of the states of 73,461 reports at 768 numbers per token, by the lengths of simulated reports
 
@@ -21,6 +23,7 @@ import json
 import statistics
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from itertools import islice
@@ -197,6 +200,8 @@ class Training:
         feed = BatchLoader(plan, batches.build, pin_memory=self.device == "cuda", threads=threads)
         kind = ProfilerActivity.CUDA if self.device == "cuda" else ProfilerActivity.CPU
         with closing(feed.steps(0, 0)) as steps:
+            deque(islice(steps, len(plan)), maxlen=0)  # then the files are in memory and memory is pinned
+            loading = seconds_of(lambda: deque(islice(steps, len(plan)), maxlen=0), self.device)
             loaded = on_device(steps, torch.device(self.device))
             for _ in range(3):  # by then the usual shapes have CUDA graphs
                 run_steps(loaded, len(plan))
@@ -208,6 +213,7 @@ class Training:
         return {
             "batch": size,
             "reports_per_second": len(self.reports) / epoch,
+            "loaded_reports_per_second": len(self.reports) / loading,
             "steps_per_second": len(plan) / epoch,
             "kernel_seconds_per_epoch": kernels,
             "profiled_reports": seen,
@@ -240,14 +246,24 @@ def kernel_seconds(profiler: profile) -> float:
     return sum(event.self_device_time_total for event in kernels) / 1e6
 
 
-def training(mean: float, folder: Path) -> dict[str, Any]:
+def copy_rate(device: str = "cuda", megabytes: int = 128) -> float:
+    """Gigabytes per second that are copied from pinned memory to the GPU."""
+    host = torch.empty(megabytes << 20, dtype=torch.uint8, pin_memory=True)
+    seconds = median(lambda: host.to(device, non_blocking=True), 20, device)
+    return host.nbytes / seconds / 1e9
+
+
+def training(mean: float, folder: Path, disk_only: bool = False) -> dict[str, Any]:
     """Rates with states on the GPU, from disk, and without CUDA graphs, at several batch sizes."""
     started = time.perf_counter()
     benchmark = Training(mean, folder)
     results: dict[str, Any] = {
         "gigabytes": benchmark.cache.nbytes / 1e9,
         "cache_seconds": time.perf_counter() - started,
+        "copied_gigabytes_per_second": copy_rate(),
     }
+    if disk_only:
+        return results | rates(benchmark, {"states_from_disk": (benchmark.on_disk, True)})
     on_gpu = DeviceCachedStates(benchmark.on_disk, benchmark.device)
     results["agreement"] = benchmark.agreement(on_gpu, folder)
     print(json.dumps(results["agreement"]), flush=True)
@@ -256,6 +272,14 @@ def training(mean: float, folder: Path) -> dict[str, Any]:
         "states_from_disk": (benchmark.on_disk, True),
         "without_cuda_graphs": (on_gpu, False),
     }
+    return results | rates(benchmark, runs)
+
+
+def rates(
+    benchmark: Training, runs: dict[str, tuple[CachedStates | DeviceCachedStates, bool]]
+) -> dict[str, dict[str, float]]:
+    """The rates of each run (states, whether CUDA graphs are used) at several batch sizes."""
+    results = {}
     for size in (32, 128, 512):
         for name, (cached_states, use_cuda_graphs) in runs.items():
             results[f"{name}_{size}"] = benchmark.measured(cached_states, size, use_cuda_graphs)
@@ -325,14 +349,17 @@ def on_cpu() -> dict[str, Any]:
 def main() -> None:
     """Measures, prints and writes the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", choices=("cpu", "gpu"), default="gpu" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--part", choices=("cpu", "gpu", "disk"), default="gpu" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, default=RESULT)
     arguments = parser.parse_args()
     results = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+    mean = results.get("cpu", {}).get("storage", {}).get("mean_pieces", LENGTH)
     if arguments.part == "cpu":
         results["cpu"] = on_cpu()
+    elif arguments.part == "disk":
+        with tempfile.TemporaryDirectory() as folder:
+            results["disk"] = {"device": torch.cuda.get_device_name()} | training(mean, Path(folder), disk_only=True)
     else:
-        mean = results.get("cpu", {}).get("storage", {}).get("mean_pieces", LENGTH)
         started = time.perf_counter()
         measured: dict[str, Any] = {"device": torch.cuda.get_device_name(), "attention": attention()}
         measured["inference"] = inference()

@@ -4,7 +4,8 @@ Simulated discharge summaries of about 1,500 words without evidence, the recipe 
 seconds by the clock, all stages together, and the milliseconds to code one of 40 other notes with the trained lexicon.
 With more workers only the clock says something: worker processes that still run are not counted. --tree NAME=PATH,
 given twice, measures two checkouts one after the other and prints the ratio of their CPU seconds. --corpus DIR
-measures `nosology train lexicon` on a corpus folder instead, in one process.
+measures `nosology train lexicon` on a corpus folder instead, in one process. The result file has an entry for the
+simulated notes, one for the comparison on them, and one for each corpus, under --name or the name of its folder.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from nosology.models.lexicon.scorers import TrainedScorer
 
 RESULTS = Path(__file__).parents[1] / "results" / "speed_lexicon.json"
 CODED = 40  # notes that are coded with the trained lexicon
+SIMULATED, COMPARED = "simulated notes", "simulated notes, two checkouts"  # names of results
 EDITION = ["codes.release='2019'", "codes.seventh=true"]
 
 
@@ -98,9 +100,10 @@ def compared(trees: Sequence[str], sizes: Sequence[int], workers: int, corpus: P
             print(name, rows[name], flush=True)
             continue
         command = [sys.executable, __file__, "--workers", str(workers), "--sizes", *map(str, sizes)]
-        run = subprocess.run(
-            command, env=os.environ | {"PYTHONPATH": path}, stdout=subprocess.PIPE, text=True, check=True
-        )
+        with tempfile.TemporaryDirectory() as folder:
+            command += ["--out", f"{folder}/rows.json"]
+            environment = os.environ | {"PYTHONPATH": path}
+            run = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
         rows[name] = [json.loads(line) for line in run.stdout.splitlines()]
     first, last = (rows[tree.partition("=")[0]] for tree in (trees[0], trees[-1]))
     ratio = [round(before["training"] / after["training"], 2) for before, after in zip(first, last)]
@@ -120,6 +123,12 @@ def whole_training(corpus: Path, path: str) -> dict[str, float]:
         return {"training": watch()}
 
 
+def write(file: Path, name: str, result: dict[str, Any]) -> None:
+    """Writes a result under its name; other results of the file stay."""
+    known = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps(known | {name: result}, indent=2) + "\n")
+
+
 def main() -> None:
     """Prints a row per size and writes all of them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -129,6 +138,7 @@ def main() -> None:
         "--tree", dest="trees", action="append", metavar="NAME=PATH", help="a checkout; may be repeated"
     )
     parser.add_argument("--corpus", type=Path, help="a corpus folder; needs --tree")
+    parser.add_argument("--name", help="of the result (default: the name of the corpus folder)")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     if arguments.corpus and not arguments.trees:
@@ -137,7 +147,8 @@ def main() -> None:
     if arguments.trees:
         results = compared(arguments.trees, arguments.sizes, arguments.workers, arguments.corpus)
         print(json.dumps(results, indent=2))
-        arguments.out.write_text(json.dumps(results | {"machine": machine}, indent=2) + "\n")
+        default = arguments.corpus.resolve().name if arguments.corpus else COMPARED
+        write(arguments.out, arguments.name or default, results | {"machine": machine})
         return
     largest = max(arguments.sizes)
     simulated = (note for note in simulate_notes(2 * (largest + CODED), 0, years=(2016, 2019)) if note.codes)
@@ -147,7 +158,7 @@ def main() -> None:
     for size in sorted(arguments.sizes):
         rows.append(stages(notes[CODED : CODED + size], notes[:CODED], arguments.workers))
         print(json.dumps(rows[-1]), flush=True)
-    arguments.out.write_text(json.dumps({"rows": rows, "machine": machine}, indent=2) + "\n")
+    write(arguments.out, arguments.name or SIMULATED, {"rows": rows, "machine": machine})
 
 
 if __name__ == "__main__":

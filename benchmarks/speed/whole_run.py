@@ -7,6 +7,9 @@ as given, writes a corpus of each version, splits and audits both, trains `dual_
 evaluates it on the ICD-10 test notes, each stage by its `nosology` command. Prints for each stage seconds by the clock,
 CPU seconds, the peak of memory that is not a mapped file, the mean use of the GPU, and milliseconds per note; and the
 time that all ten epochs of the paper would take. Sizes ascend: the projection uses the cost per note between two sizes.
+A step costs more the more codes it scores, and a small corpus has fewer of them than MIMIC-IV: compare the printed
+number with `labels` of the recipe. word2vec uses all cores at every size (--set vectors.workers=N for another number).
+--prepare stops before training, which needs a GPU, and has a result file of its own.
 """
 
 from __future__ import annotations
@@ -20,11 +23,16 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from nosology.core.parallel import cores
+from nosology.corpora.corpus import Corpus
+
 RESULT = Path(__file__).parents[1] / "results" / "speed_whole_run.json"
+PREPARED = RESULT.with_name("speed_whole_run_prepare.json")
 NOTES_PER_PATIENT = 1.8
 YEARS = "2010-2019"  # ICD-10 since October 2015
 VERSIONS = {"ten": "icd10cm,icd10pcs", "nine": "icd9cm,icd9proc"}
@@ -117,7 +125,7 @@ def measure(name: str, *arguments: str) -> Stage:
 
 
 def run(notes: int, steps: int, settings: list[str], folder: Path) -> dict[str, Any]:
-    """All stages at one size."""
+    """All stages at one size; steps: of training, 0: none."""
     hospital, bundle, report = folder / "hospital", folder / "bundle", folder / "report"
     patients = str(round(notes / NOTES_PER_PATIENT))
     stages = [measure("simulate", "simulate", "--out", str(hospital), "--patients", patients, "--years", YEARS)]
@@ -127,36 +135,42 @@ def run(notes: int, steps: int, settings: list[str], folder: Path) -> dict[str, 
         stages.append(measure(f"prepare {version}", "corpus", "prepare", "mimic4", str(hospital), *options))
         stages.append(measure(f"split {version}", "corpus", "split", str(whole), "--out", str(split)))
         stages.append(measure(f"audit {version}", "corpus", "audit", str(split)))
+    written = {version: _split_sizes(folder / version) for version in VERSIONS}
+    result = {"notes": sum(sum(sizes.values()) for sizes in written.values()), "written": written, "steps": steps}
+    result["train_codes"] = {version: _train_codes(folder / version) for version in VERSIONS}
+    if not steps:
+        return result | {"stages": [asdict(stage) for stage in stages]}
     corpora = [argument for version in VERSIONS for argument in ("--corpus", str(folder / version))]
-    changed = [f"training.stop_step={steps}", *settings]
+    changed = [f"training.stop_step={steps}", f"vectors.workers={cores()}", *settings]
     options = [argument for setting in changed for argument in ("--set", setting)]
     stages.append(measure("train", "train", "dual_laat-paper", *corpora, "--out", str(bundle), *options))
     corpus = ("--corpus", str(folder / "ten"))
     stages.append(measure("evaluate", "evaluate", str(bundle), *corpus, "--out", str(report)))
-    written = {version: _split_sizes(folder / version) for version in VERSIONS}
     provenance = json.loads((bundle / "bundle.json").read_text())["provenance"]
-    return {
-        "notes": sum(sum(sizes.values()) for sizes in written.values()),
-        "written": written,
-        "steps": steps,
-        "stages": [asdict(stage) for stage in stages],
-        "training": provenance["found"],
-    }
+    return result | {"stages": [asdict(stage) for stage in stages], "training": provenance["found"]}
 
 
 def _split_sizes(corpus: Path) -> dict[str, int]:
-    from collections import Counter
-
-    from nosology.corpora.corpus import Corpus
-
     return dict(Counter(note.split for note in Corpus.open(corpus).notes(text=False)))
 
 
-def projection(result: dict[str, Any], smaller: dict[str, Any] | None) -> dict[str, float]:
+def _train_codes(corpus: Path) -> int:
+    """The number of distinct codes of the train notes."""
+    return len({code for note in Corpus.open(corpus).notes("train", text=False) for code in note.codes})
+
+
+def codes_per_step(result: dict[str, Any]) -> dict[str, int]:
+    """The number of codes that a step scores, by version: a sample of those of the train notes, or all of them."""
+    sampled = result["training"]["shape"]["labels"]
+    return {version: min(sampled or codes, codes) for version, codes in result["train_codes"].items()}
+
+
+def projection(result: dict[str, Any], smaller: dict[str, Any] | None) -> dict[str, Any]:
     """Hours of the paper's run with ten epochs of training, at this size and at that of MIMIC-IV.
 
     Preparation, the time before the first step and evaluation grow by the cost per note between a smaller run and this
-    one; without a smaller run, in proportion to the notes. Validation always reads the same number of notes.
+    one; without a smaller run, in proportion to the notes. Validation always reads the same number of notes. Steps cost
+    what they cost in this run: too little if it has fewer codes per step than MIMIC-IV.
     """
     training = result["training"]
     train_notes = sum(sizes["train"] for sizes in result["written"].values())
@@ -172,6 +186,7 @@ def projection(result: dict[str, Any], smaller: dict[str, Any] | None) -> dict[s
         "seconds_around_training": round(around, 1),
         "ms_per_note_around_training": round(1000 * per_note, 2),
         "notes_per_second": training["notes_per_second"],
+        "codes_per_step": codes_per_step(result),
     }
 
 
@@ -187,24 +202,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--notes", type=int, nargs="+", default=[MIMIC_NOTES], help="at each size")
     parser.add_argument("--steps", type=int, default=300, help="of training")
+    parser.add_argument("--prepare", action="store_true", help="stop before training")
     parser.add_argument("--set", action="append", default=[], help="a setting of the recipe: KEY=VALUE")
     parser.add_argument("--folder", type=Path, help="for the files (default: a temporary folder)")
-    parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument("--out", type=Path, help=f"default: {RESULT.name}, with --prepare {PREPARED.name}")
     arguments = parser.parse_args()
+    if not (arguments.prepare or arguments.steps):
+        parser.error("--steps must be positive; --prepare stops before training")
+    out = arguments.out or (PREPARED if arguments.prepare else RESULT)
     results = []
     for notes in arguments.notes:
         with tempfile.TemporaryDirectory(dir=arguments.folder) as temporary:
-            results.append(run(notes, arguments.steps, arguments.set, Path(temporary)))
+            steps = 0 if arguments.prepare else arguments.steps
+            results.append(run(notes, steps, arguments.set, Path(temporary)))
         result = results[-1]
-        result["projection"] = projection(result, results[-2] if len(results) > 1 else None)
-        print(f"\n{result['notes']:,} notes, {os.cpu_count()} cores")
+        if not arguments.prepare:
+            result["projection"] = projection(result, results[-2] if len(results) > 1 else None)
+        codes = ", ".join(f"{codes:,} codes in {version}" for version, codes in result["train_codes"].items())
+        print(f"\n{result['notes']:,} notes, {codes}, {os.cpu_count()} cores")
         for stage in result["stages"]:
             cost = 1000 * stage["seconds"] / result["notes"]
             share = "" if stage["gpu_percent"] is None else f"  GPU {stage['gpu_percent']:.0f}%"
             times = f"{stage['name']:14}{stage['seconds']:9.1f} s{stage['cpu_seconds']:10.1f} CPU s"
             print(f"{times}{stage['peak_gb']:8.2f} GB{cost:9.2f} ms per note{share}")
-        print(json.dumps(result["projection"]), flush=True)
-        arguments.out.write_text(json.dumps(results, indent=1) + "\n")
+        if "projection" in result:
+            print(json.dumps(result["projection"]), flush=True)
+        out.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":
