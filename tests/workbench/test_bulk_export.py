@@ -94,7 +94,7 @@ def test_the_memory_does_not_grow_with_the_number_of_notes(tmp_path):
         connection.execute(update(notes).values(status="done"))
 
     def peak(site: str) -> tuple[int, int]:
-        """(bytes of memory, bytes sent); garbage of reference cycles, which Python may keep for a while, is not counted."""
+        """(bytes of memory, bytes sent). Garbage of reference cycles does not count: Python may keep it for a while."""
         wanted, size = QueueFilter(statuses=("done",), site=site), 0
         tracemalloc.start()
         for part in _stream(engine, User(user, "rita", "reviewer", False, None), wanted, "json", "here"):
