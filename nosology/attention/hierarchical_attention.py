@@ -21,7 +21,8 @@ class MultiHeadAttention(nn.Module):
     """Multi-head cross-attention from queries to states.
 
     Queries and keys start with the same projection, values with the identity: a new query then attends to the tokens
-    that are similar to it, which helps codes with few notes.
+    that are similar to it, which helps codes with few notes. Keys have no bias: it would add the same to the scores of
+    all tokens.
     """
 
     def __init__(self, width: int, heads: int):
@@ -29,26 +30,50 @@ class MultiHeadAttention(nn.Module):
         if width % heads:
             raise ConfigError(f"model.heads must divide the width of the encoder's states, {width}; got {heads}")
         self.heads = heads
-        self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
+        self.query, self.value, self.out = (nn.Linear(width, width) for _ in range(3))
+        self.key = nn.Linear(width, width, bias=False)
         with torch.no_grad():
             self.key.weight.copy_(self.query.weight)
             for layer in (self.value, self.out):
                 layer.weight.copy_(torch.eye(width))
-            for layer in (self.query, self.key, self.value, self.out):
+            for layer in (self.query, self.value, self.out):
                 layer.bias.zero_()
 
     def forward(self, queries: Tensor, states: Tensor, mask: Tensor) -> Tensor:
-        """Attention output (B, Q, D) of queries (B, Q, D) over states (B, T, D); mask: (B, T)."""
-        q, k, v = self._split(self.query(queries)), self._split(self.key(states)), self._split(self.value(states))
-        output = masked_attention(q, k, v, mask)
-        return self.out(output.transpose(1, 2).flatten(2)) * mask[:, :1, None]
+        """Attention output (B, Q, D) of queries (B or 1, Q, D) over states (B, T, D); mask: (B, T)."""
+        if self._has_few(queries):
+            seen = torch.einsum("bhqt,btd->bqhd", self._weights(queries, states, mask), states)
+            values = torch.einsum("bqhd,hcd->bqhc", seen, self._by_head(self.value))
+            output = values.flatten(2) + self.value.bias
+        else:
+            q = self._split(self.query(queries)).expand(len(states), -1, -1, -1)
+            attended = masked_attention(q, self._split(self.key(states)), self._split(self.value(states)), mask)
+            output = attended.transpose(1, 2).flatten(2)
+        return self.out(output) * mask[:, :1, None]
 
     def weights(self, queries: Tensor, states: Tensor, mask: Tensor) -> Tensor:
         """The weights (B, Q, T), averaged over the heads; they sum to 1 and are 0 at padding."""
-        q, k = self._split(self.query(queries)), self._split(self.key(states))
-        scores = (q @ k.transpose(-1, -2)).float() / q.shape[-1] ** 0.5
+        return self._weights(queries, states, mask).mean(1) * mask[:, None]
+
+    def _weights(self, queries: Tensor, states: Tensor, mask: Tensor) -> Tensor:
+        """The weights (B, H, Q, T) of each head; those of a report without tokens are at position 0."""
+        q = self._split(self.query(queries))
+        if self._has_few(queries):
+            of_states = torch.einsum("bhqc,hcd->bhqd", q, self._by_head(self.key)).expand(len(states), -1, -1, -1)
+            scores = (of_states.flatten(1, 2) @ states.mT).unflatten(1, (self.heads, -1))
+        else:
+            scores = q @ self._split(self.key(states)).mT
+        scores = scores / q.shape[-1] ** 0.5
         scores = scores.masked_fill(~nonempty_mask(mask)[:, None, None], float("-inf"))
-        return scores.softmax(-1).mean(1) * mask[:, None]
+        return scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32))
+
+    def _has_few(self, queries: Tensor) -> bool:
+        """Whether it takes less to project the queries of each head to the width of the states than all states."""
+        return self.heads * queries.shape[1] < queries.shape[2]
+
+    def _by_head(self, layer: nn.Linear) -> Tensor:
+        """The weights (H, D / H, D) of a layer."""
+        return layer.weight.unflatten(0, (self.heads, -1))
 
     def _split(self, x: Tensor) -> Tensor:
         """(B, N, D) as (B, H, N, D / H)."""
@@ -87,7 +112,7 @@ class HierarchicalAttention(nn.Module):
         return self.first_norm(queries + self.first(queries, states, mask))
 
     def _category_queries(self, states: Tensor) -> Tensor:
-        return self.categories.to(states.dtype).expand(len(states), -1, -1)
+        return self.categories.to(states.dtype)[None]
 
     def _code_queries(self, states: Tensor, mask: Tensor, labels: Tensor | None) -> Tensor:
         codes, category = (self.codes, self.category) if labels is None else (self.codes[labels], self.category[labels])
@@ -113,12 +138,12 @@ class SingleQueryAttention(nn.Module):
 
     def forward(self, states: Tensor, mask: Tensor, labels: Tensor | None = None) -> Tensor:
         """The shared vector (B, 1, D)."""
-        queries = self.query.to(states.dtype).expand(len(states), -1, -1)
+        queries = self.query.to(states.dtype)[None]
         return self.norm(queries + self.look(queries, states, mask))
 
     def attention(self, states: Tensor, mask: Tensor, labels: Tensor | None = None) -> Tensor:
         """The weights (B, L, T), the same for all codes."""
-        weights = self.look.weights(self.query.to(states.dtype).expand(len(states), -1, -1), states, mask)
+        weights = self.look.weights(self.query.to(states.dtype)[None], states, mask)
         return weights.expand(-1, self.labels if labels is None else len(labels), -1)
 
 

@@ -10,9 +10,9 @@ CATEGORIES = torch.tensor([0, 0, 1, 2])  # the last two codes are alone in their
 WIDTH = 8
 
 
-def build(name: str, seed: int = 0):
+def build(name: str, seed: int = 0, heads: int = 4):
     torch.manual_seed(seed)
-    module = ATTENTIONS[name](WIDTH, CATEGORIES, 4)
+    module = ATTENTIONS[name](WIDTH, CATEGORIES, heads)
     with torch.no_grad():
         for weight in module.parameters():
             weight.add_(0.4 * torch.randn_like(weight))
@@ -25,11 +25,11 @@ def notes(lengths: list[int], width: int, seed: int = 0):
     return states, torch.arange(width) < torch.tensor(lengths)[:, None]
 
 
-@pytest.mark.parametrize("name", ATTENTIONS)
+@pytest.mark.parametrize(("name", "heads"), [*((name, 4) for name in ATTENTIONS), ("hierarchical", 1)])
 @settings(max_examples=20, deadline=None)
 @given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=4), pads=st.integers(1, 7), seed=st.integers(0, 99))
-def test_padding_changes_nothing_and_weights_sum_to_one(name, lengths, pads, seed):
-    module = build(name, seed)
+def test_padding_changes_nothing_and_weights_sum_to_one(name, heads, lengths, pads, seed):
+    module = build(name, seed, heads)
     states, mask = notes(lengths, 9, seed)
     wide = torch.cat([states, 100 * torch.ones(len(lengths), pads, WIDTH)], 1)
     wide_mask = torch.cat([mask, torch.zeros(len(lengths), pads, dtype=torch.bool)], 1)
@@ -53,28 +53,37 @@ def test_category_vector_changes_only_codes_of_the_category():
     assert ((attention_after - attention_before).abs().amax((0, 2)) > 1e-5).tolist() == [True, True, False, False]
 
 
-def test_multi_head_attention_equals_torch():
+@pytest.mark.parametrize("heads", [1, 2, 4])  # with 1 and 2 the queries are projected to the width of the states
+@pytest.mark.parametrize("shared", [False, True])
+def test_multi_head_attention_equals_torch(heads, shared):
+    """Also in its gradients, and although torch's keys have a bias."""
     torch.manual_seed(3)
-    ours, theirs = MultiHeadAttention(WIDTH, 4), torch.nn.MultiheadAttention(WIDTH, 4, batch_first=True)
+    ours, theirs = MultiHeadAttention(WIDTH, heads), torch.nn.MultiheadAttention(WIDTH, heads, batch_first=True)
     with torch.no_grad():
-        for layer in (ours.query, ours.key, ours.value, ours.out):
-            layer.weight.normal_()
-            layer.bias.normal_()
+        for weight in (*ours.double().parameters(), *theirs.double().parameters()):
+            weight.normal_()
         theirs.in_proj_weight.copy_(torch.cat([ours.query.weight, ours.key.weight, ours.value.weight]))
-        theirs.in_proj_bias.copy_(torch.cat([ours.query.bias, ours.key.bias, ours.value.bias]))
+        theirs.in_proj_bias[:WIDTH].copy_(ours.query.bias)
+        theirs.in_proj_bias[2 * WIDTH :].copy_(ours.value.bias)
         theirs.out_proj.load_state_dict(ours.out.state_dict())
-        states, mask = notes([7, 4], 7)
-        queries = torch.randn(2, 3, WIDTH)
-        expected, weights = theirs(queries, states, states, key_padding_mask=~mask)
-        assert ours(queries, states, mask).numpy() == pytest.approx(expected.numpy(), abs=1e-5)
-        assert ours.weights(queries, states, mask).numpy() == pytest.approx(weights.numpy(), abs=1e-5)
+    states, mask = notes([7, 4], 7)
+    states = states.double().requires_grad_()
+    queries = torch.randn(1 if shared else 2, 3, WIDTH, dtype=torch.float64, requires_grad=True)
+    expected, weights = theirs(queries.expand(2, -1, -1), states, states, key_padding_mask=~mask)
+    output = ours(queries, states, mask)
+    assert output.detach().numpy() == pytest.approx(expected.detach().numpy(), abs=1e-9)
+    assert ours.weights(queries, states, mask).detach().numpy() == pytest.approx(weights.detach().numpy(), abs=1e-9)
+    of_torch, of_ours = (torch.autograd.grad(x.square().sum(), (queries, states)) for x in (expected, output))
+    for one, other in zip(of_ours, of_torch):
+        assert one.numpy() == pytest.approx(other.numpy(), abs=1e-9)
 
 
 def test_report_without_tokens_is_finite():
     states, mask = notes([0, 3], 4)
     for name in ATTENTIONS:
-        with torch.no_grad():
-            assert build(name)(states, mask).isfinite().all()
+        for heads in (1, 4):
+            with torch.no_grad():
+                assert build(name, heads=heads)(states, mask).isfinite().all()
 
 
 def test_initialize_queries_copies_the_vectors():

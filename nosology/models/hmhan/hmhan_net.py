@@ -239,8 +239,12 @@ class HmhanNet(nn.Module):
 
 
 def _convert_old_weights(net: HmhanNet, weights: dict[str, Tensor], prefix: str, *_: object) -> None:
-    """Changes the saved weights of version 0.2: word weights belong to kind `reports`; there was no prior shift."""
-    for name in ("words", "word_bias", "share"):
+    """Changes the saved weights of version 0.2.
+
+    Word weights belong to kind `reports` now, there was no prior shift, and keys had a bias, which changed no output.
+    """
+    key_biases = [f"look.{part}.key.bias" for part in ("first", "second", "look")]
+    for name in ("words", "word_bias", "share", *key_biases):
         weights.pop(prefix + name, None)
     weights.setdefault(f"{prefix}prior_shift", torch.zeros_like(weights[f"{prefix}weights"]))
 

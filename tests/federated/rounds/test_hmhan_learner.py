@@ -91,12 +91,13 @@ def test_one_site_equals_central_training(tiny, corpus, tmp_path, rounds):
 
 
 def test_bundle_learns_and_its_metrics_are_those_of_evaluate(tiny, corpus, tmp_path):
-    settings = recipe(tiny, "federation.rounds=4", "federation.local_epochs=3")
+    fast = ["training.learning_rate=2e-2", "training.batch=8", "model.dropout=0.0", "model.state_dropout=0.0"]
+    settings = recipe(tiny, "federation.rounds=6", "federation.local_epochs=3", *fast)
     grid = simulation_grid(sites_of(corpus, settings, tmp_path))
     seen = recorded(grid)
     result = FlowerFederation(grid, settings).run(tmp_path / "bundle")
     bundle = Bundle.load(tmp_path / "bundle")
-    assert bundle.model.kind == "hmhan" and result.history[-1]["loss"] < result.history[0]["loss"]
+    assert bundle.model.kind == "hmhan" and result.history[-1]["loss"] < 0.95 * result.history[0]["loss"]
     found = bundle.provenance["found"]["test"]
     measured = measure(bundle, corpus, "test", tmp_path / "report").evaluation.metrics
     assert found["micro_f1"] == pytest.approx(measured["micro_f1"], abs=1e-6)
