@@ -21,7 +21,7 @@ from sklearn.svm import LinearSVC
 from nosology.core import Note
 from nosology.core.label_space import LabelSpace
 from nosology.corpora.simulate import simulate_notes
-from nosology.models.linear import linear_model as linear
+from nosology.models.linear import linear_trainer
 from nosology.models.linear.linear_trainer import Choice, LinearRecipe, fit_linear
 from nosology.models.linear.tfidf import Tfidf, TfidfSettings
 
@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--notes", type=int, default=1000)
     parser.add_argument("--codes", type=int, default=100)
     words = parser.parse_args()
-    linear._MIN_PARALLEL = float("inf")  # one process, so that its clock sees everything
+    linear_trainer._MIN_PARALLEL = float("inf")  # one process, so that its clock sees everything
     warnings.simplefilter("ignore", ConvergenceWarning)
     notes = list(islice(simulate_notes(words.notes, seed=0), words.notes))
     texts = [note.text for note in notes]
