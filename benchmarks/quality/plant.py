@@ -217,7 +217,7 @@ def _stages(arm: Arm) -> str:
 
 def leak(arm: Arm) -> dict:
     """PLANT whose first stages have seen the test notes, or not."""
-    from nosology.reproduce.plant_tables import train_on_all_notes
+    from nosology.reproduce.plant_runs import train_on_all_notes
 
     corpus = Corpus.open(arm.folder / "corpus_1.0")
     if arm.name == LEAK[0]:
