@@ -7,7 +7,7 @@ with a higher learning rate for few reports. They are compared over seeds: paire
 
 table     HMHAN, single attention, no attention (Sasikala et al. 2025, Table 4), HMHAN without SMOTE, without focal
           loss, with plain cross entropy, without the correction of logits, with one calibration for all codes in place
-          of one per code where that is better; the recipes reports and linear
+          of one per code where that is better; the recipes reports and linear. --rows: only some of them, and HMHAN
 leakage   the protocols of `nosology reproduce hmhan leakage`, with 95% intervals of their differences over seeds
 """
 
@@ -21,6 +21,8 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
+
+import torch
 
 from nosology.config import load_recipe
 from nosology.core.files import write_json
@@ -66,14 +68,15 @@ def train_in_parallel(variants: list[Variant], corpus: Corpus, out: Path, seeds:
             future.result()
 
 
-def table(corpus: Corpus, folder: Path, seeds: int, encoder: str, jobs: int) -> dict:
-    """Every variant over seeds, on the corpus split by patient."""
+def table(corpus: Corpus, folder: Path, seeds: int, encoder: str, jobs: int, rows: list[str]) -> dict:
+    """The variants of `rows` over seeds, on the corpus split by patient; HMHAN is always one."""
     [split] = split_corpus(corpus.folder, folder / "corpus")
     shared = [*SMALL, f"model.encoder='{encoder}'", f"states.cache='{folder / 'states'}'"]
     variants = [Variant(n, load_recipe("hmhan-paper", [*shared, *settings])) for n, settings in VARIANTS.items()]
     reports_settings = [setting for setting in shared if not setting.startswith("training.")]
     variants.append(Variant("reports", load_recipe("reports", reports_settings)))
     variants.append(Variant("linear", load_recipe("linear", ["labels.top_k=10"])))
+    variants = variants[:1] + [variant for variant in variants[1:] if variant.name in rows]
     if jobs > 1:
         train_in_parallel(variants, split, folder / "compared", seeds, jobs)
     comparison = compare(variants, split, folder / "compared", seeds=seeds, report=lambda line: print(line, flush=True))
@@ -88,7 +91,8 @@ def table(corpus: Corpus, folder: Path, seeds: int, encoder: str, jobs: int) -> 
         if tests["t_test"]:
             line += f"; over seeds {tests['t_test']['value']:+.4f}, p {tests['t_test']['p']}"
         print(line)
-    return asdict(comparison) | {"notes": split.manifest["counts"]["splits"]}
+    machine = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    return asdict(comparison) | {"notes": split.manifest["counts"]["splits"], "device": machine}
 
 
 def best_epochs(bundles: list[Path]) -> list[int]:
@@ -97,10 +101,10 @@ def best_epochs(bundles: list[Path]) -> list[int]:
     return [net["best_epoch"] for report in found for net in report.get("members", [])]
 
 
-def leaks(corpus: Corpus, folder: Path, seeds: int, encoder: str, _: int) -> dict:
+def leaks(corpus: Corpus, folder: Path, seeds: int, encoder: str) -> dict:
     """The metrics of each protocol over seeds, and their means."""
     shared = [*SMALL, f"model.encoder='{encoder}'", f"states.cache='{folder / 'states'}'"]
-    rows = {}
+    rows: dict[str, dict] = {}
     for protocol in PROTOCOLS:
         recipes = [load_recipe("hmhan-paper", [*shared, "smote.ratio=3.0", f"seed={seed}"]) for seed in range(seeds)]
         folders = [folder / "leaks" / f"{protocol}-{seed}" for seed in range(seeds)]
@@ -124,6 +128,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=1, help="number of models to train in parallel")
     parser.add_argument("--part", choices=("table", "leakage", "both"), default="both")
+    names = [*VARIANTS, "reports", "linear"]
+    parser.add_argument("--rows", nargs="+", choices=names, default=names, metavar="ROW", help="rows of the table")
     parser.add_argument("--encoder", default="minilm", help="a folder or a Hugging Face name in its place")
     parser.add_argument("--folder", type=Path, help="keep corpora, states and bundles here, and resume from them")
     parser.add_argument("--out", type=Path, default=RESULT)
@@ -132,12 +138,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.folder or Path(temporary)
         corpus = reports(arguments.patients, folder)
-        for part, run in (("table", table), ("leakage", leaks)):
-            if arguments.part in (part, "both"):
-                results[part] = run(corpus, folder, arguments.seeds, arguments.encoder, arguments.jobs) | {
-                    "patients": arguments.patients
-                }
-                write_json(arguments.out, results)
+        shared = (corpus, folder, arguments.seeds, arguments.encoder)
+        if arguments.part != "leakage":
+            results["table"] = table(*shared, arguments.jobs, arguments.rows) | {"patients": arguments.patients}
+            write_json(arguments.out, results)
+        if arguments.part != "table":
+            results["leakage"] = leaks(*shared) | {"patients": arguments.patients}
+            write_json(arguments.out, results)
 
 
 if __name__ == "__main__":
