@@ -47,6 +47,8 @@ _SCHEMA = pa.schema(
 _GROUP_NOTES, _GROUP_CHARACTERS = 2_000, 1 << 24
 _BATCH_NOTES = 256
 _VERIFIED_CORPORA = 200  # how many are remembered
+# json.dumps with options would make a new encoder in each call.
+_JSON, _SORTED_JSON = json.JSONEncoder(default=str), json.JSONEncoder(default=str, sort_keys=True)
 _FILES = [NOTES, f"{WORDS}/*", f"{WORDS}/*/*"]  # what a corpus folder may have when it is replaced
 
 
@@ -127,10 +129,10 @@ class Corpus:
             return file.metadata.num_row_groups
 
     def notes(self, split: str | None = None, text: bool = True) -> Iterator[Note]:
-        """The notes in order, optionally of one split. `text=False` is faster: each text is empty."""
+        """The notes in order, optionally of one split. `text=False` is faster: without text and evidence."""
         if split is not None and split not in SPLITS:
             raise DataError(f"split must be one of {', '.join(SPLITS)}; got {split!r}")
-        names = [name for name in _SCHEMA.names if text or name != "text"]
+        names = [name for name in _SCHEMA.names if text or name not in ("text", "evidence")]
         try:
             with parquet.ParquetFile(self.folder / NOTES) as file:
                 for batch in file.iter_batches(batch_size=_BATCH_NOTES, columns=names):
@@ -242,7 +244,7 @@ class _CorpusCounter:
         self.splits[note.split or "none"] += 1
         self.codes.update(note.codes)
         self.uncoded += not note.codes
-        self.digest.update(json.dumps(note_to_json(note), sort_keys=True, default=str).encode() + b"\n")
+        self.digest.update(_SORTED_JSON.encode(note_to_json(note)).encode() + b"\n")
 
     def to_json(self) -> dict[str, Any]:
         systems: dict[str, dict[str, int]] = {}
@@ -294,11 +296,12 @@ def _from_row(row: dict[str, Any]) -> Note:
             raise _RowError(f"a note has no {name}")
     if row["split"] is not None and row["split"] not in SPLITS:
         raise _RowError(f"split must be one of {', '.join(SPLITS)}")
-    if any(item["start"] is None or item["end"] is None for item in row["evidence"]):
+    items = row.get("evidence", ())
+    if any(item["start"] is None or item["end"] is None for item in items):
         raise _RowError("an evidence span has no start or end")
     evidence = [
-        Evidence(_code(item["system"], item["code"]), item["start"], item["end"], _unpack(item["extra"]))
-        for item in row["evidence"]
+        Evidence(_code(item["system"], item["code"]), item["start"], item["end"], dict(_unpack_cached(item["extra"])))
+        for item in items
     ]
     return Note(
         **{"text": "", **{name: row[name] for name in _STRINGS if name in row}},
@@ -317,7 +320,7 @@ def _code(system: str, code: str) -> Code:
 
 
 def _pack(extra: Mapping[str, Any]) -> str | None:
-    return json.dumps(dict(extra), default=str) if extra else None
+    return _JSON.encode(dict(extra)) if extra else None
 
 
 def _unpack(extra: str | None) -> dict[str, Any]:
@@ -328,3 +331,7 @@ def _unpack(extra: str | None) -> dict[str, Any]:
         raise _RowError("extra must be a JSON object")
     check_depth(value)
     return value
+
+
+# Evidence spans mostly have the same few fields, such as their kind.
+_unpack_cached = lru_cache(maxsize=1 << 10)(_unpack)

@@ -15,7 +15,13 @@ def result(notes: int, seconds: float, *, labels: int = 8192) -> dict:
         "notes": notes,
         "written": {"ten": {"train": notes // 2, "dev": notes // 2}},
         "train_codes": {"ten": 9000, "nine": 4000},
-        "stages": [{"name": "simulate", "seconds": 50.0}, {"name": "train", "seconds": seconds + 12}],
+        "prepare_seconds": 5.0,
+        "stages": [
+            {"name": "simulate", "seconds": 50.0},
+            {"name": "prepare ten", "seconds": 5.0},
+            {"name": "prepare nine", "seconds": 4.0},  # beside it
+            {"name": "train", "seconds": seconds + 12 - 5},
+        ],
         "training": training | {"shape": {"labels": labels}},
     }
 
@@ -37,4 +43,6 @@ def test_preparation_counts_notes_and_codes(tmp_path):
     assert prepared["notes"] == sum(sum(sizes.values()) for sizes in prepared["written"].values()) > 20
     assert all(50 < codes < 2000 for codes in prepared["train_codes"].values())
     assert [stage["name"] for stage in prepared["stages"]][:2] == ["simulate", "prepare ten"]
+    together = sum(stage["seconds"] for stage in prepared["stages"][1:])
+    assert together / 2 - 0.5 < prepared["prepare_seconds"] < together
     assert "training" not in prepared

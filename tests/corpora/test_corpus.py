@@ -1,6 +1,7 @@
 import json
 import random
 from contextlib import suppress
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -49,7 +50,16 @@ def test_written_notes_are_read_unchanged(tmp_path_factory, notes):
     assert corpus.manifest == written.manifest == json.loads((folder / MANIFEST).read_text())
     assert len(corpus) == len(notes)
     assert [note.id for note in corpus.notes("dev", text=False)] == [note.id for note in notes if note.split == "dev"]
-    assert all(note.text == "" for note in corpus.notes(text=False))
+    assert list(corpus.notes(text=False)) == [replace(note, text="", evidence=()) for note in notes]
+
+
+def test_spans_with_equal_extra_do_not_share_it(tmp_path):
+    spans = tuple(Evidence(Code("icd10cm", "I10"), start, start + 1, {"kind": "mention"}) for start in range(3))
+    corpus = write([Note(id="a", text="words", evidence=spans)], tmp_path / "c")
+    [read] = corpus.notes()
+    read.evidence[0].extra["kind"] = "changed"
+    assert [span.extra["kind"] for span in read.evidence[1:]] == ["mention", "mention"]
+    assert next(corpus.notes()).evidence == spans
 
 
 def note(number, **fields):
