@@ -1,4 +1,4 @@
-"""Recipes: built-in or TOML files, with overrides, validated before anything runs."""
+"""Recipes: built-in or TOML files, with overrides, parse_settings before anything runs."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def built_in() -> list[str]:
 
 
 def load_recipe(name: str, overrides: Iterable[str] = ()) -> Recipe:
-    """The recipe of a built-in name or a TOML file, with `section.key=value` overrides, validated."""
-    return check(_with_part_recipes(override(read_values(name), overrides), name), name)
+    """The recipe of a built-in name or a TOML file, with `section.key=value` overrides, parse_settings."""
+    return parse_recipe(_with_part_recipes(override(read_values(name), overrides), name), name)
 
 
 def load_federated_recipe(name: str, overrides: Iterable[str] = ()) -> Recipe:
@@ -37,7 +37,7 @@ def load_federated_recipe(name: str, overrides: Iterable[str] = ()) -> Recipe:
 
     values = override(read_values(name), overrides)
     kind = FEDERATED_KINDS.get(values.get("kind"))
-    return checked(kind, values, name) if kind else load_recipe(name, overrides)
+    return parse_settings(kind, values, name) if kind else load_recipe(name, overrides)
 
 
 def read_values(name: str) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def _with_part_recipes(values: dict[str, Any], source: str) -> dict[str, Any]:
     """Recipe values in which the table [recipes.NAME] of each part is complete: its recipe with the given changes."""
     parts, changes = values.get("parts"), values.get("recipes", {})
     if values.get("kind") != "stacked" or not isinstance(parts, list) or not isinstance(changes, dict):
-        return values  # `check` says what is wrong
+        return values  # `parse_recipe` says what is wrong
     recipes = dict(changes)
     for part in filter(lambda part: isinstance(part, str), parts):
         name, recipe = part_name(part), read_values(part)
@@ -65,7 +65,7 @@ def _with_part_recipes(values: dict[str, Any], source: str) -> dict[str, Any]:
         if not isinstance(changed, dict):
             raise ConfigError(f"{source}: recipes.{name} must be a table; got {changed!r}")
         _merge(recipe, _with_current_names(recipe, changed), f"recipes.{name}")
-        recipes[name] = check(recipe, f"{source}, part {name}").model_dump(mode="json")
+        recipes[name] = parse_recipe(recipe, f"{source}, part {name}").model_dump(mode="json")
     return values | {"recipes": recipes}
 
 
@@ -103,16 +103,16 @@ def _merge(table: dict[str, Any], changes: dict[str, Any], path: str) -> None:
         _merge(section, value, path)
 
 
-def check(values: dict[str, Any], source: str) -> Recipe:
+def parse_recipe(values: dict[str, Any], source: str) -> Recipe:
     """The recipe of plain values; ConfigError has the setting, what is allowed and what was given."""
     kind = values.get("kind")
     if not isinstance(kind, str) or kind not in REGISTRY:
         raise ConfigError(f"{source}: kind must be one of {', '.join(REGISTRY)}; got {kind!r}")
-    return checked(load_class(kind, "recipe"), values, source)
+    return parse_settings(load_class(kind, "recipe"), values, source)
 
 
-def checked(settings: type[S], values: dict[str, Any], source: str) -> S:
-    """The settings of plain values; ConfigError as in `check`."""
+def parse_settings(settings: type[S], values: dict[str, Any], source: str) -> S:
+    """The settings of plain values; ConfigError as in `parse_recipe`."""
     try:
         return settings.model_validate(values)
     except ValidationError as error:

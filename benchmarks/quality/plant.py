@@ -119,7 +119,7 @@ def split_by_patient(notes: list[Note], seed: int) -> list[Note]:
     return [replace(note, split=split[note.patient]) for note in notes]
 
 
-def part_of(notes: list[Note], share: float, seed: int) -> list[Note]:
+def with_train_share(notes: list[Note], share: float, seed: int) -> list[Note]:
     """The notes with a share of the train notes, a subset of each larger share; dev and test are complete."""
     drawn = np.random.default_rng([seed, 6]).random(len(notes))
     return [note for note, chance in zip(notes, drawn) if note.split != "train" or chance < share]
@@ -136,7 +136,7 @@ def write_corpora(study: str, notes: list[Note], seeds: int, folder: Path) -> No
     has_splits = any(note.split for note in notes)
     for seed in range(seeds):
         for share in FRACTIONS if study == "fractions" else (1.0,):
-            some = part_of(notes if has_splits else split_by_patient(notes, seed), share, seed)
+            some = with_train_share(notes if has_splits else split_by_patient(notes, seed), share, seed)
             where = folder / str(seed) / f"corpus_{share}"
             where.parent.mkdir(parents=True, exist_ok=True)
             write_corpus(some, where, source={"kind": "benchmark"}, filters=[], counts={})

@@ -15,7 +15,7 @@ import numpy as np
 
 from nosology.core import Code
 from nosology.core.files import write_json
-from nosology.corpora.duplicates import fingerprint, near_pairs
+from nosology.corpora.duplicates import near_pairs, shingle_fingerprint
 from nosology.corpora.group_splits import NoteSummary
 from nosology.corpora.splits import assign_sites, stratified_splits
 
@@ -80,7 +80,7 @@ def main() -> None:
     prints, seconds = [], 0.0
     for text in written(arguments.texts, arguments.words):
         start = time.process_time()
-        prints.append(fingerprint(text))
+        prints.append(shingle_fingerprint(text))
         seconds += time.process_time() - start
     report("fingerprints", seconds)
     start = time.process_time()

@@ -248,7 +248,7 @@ def open_bundle(name: Path, settings: list[str], release: str | None = None) -> 
     Of a trained coder only the threshold can be set; of a lexicon also the context policies. day-one takes
     every setting and release.
     """
-    from nosology.config import check, load_recipe, override
+    from nosology.config import load_recipe, override, parse_recipe
     from nosology.models.bundle import DAY_ONE, Bundle, is_day_one, read_manifest
 
     if is_day_one(name):
@@ -262,7 +262,7 @@ def open_bundle(name: Path, settings: list[str], release: str | None = None) -> 
     if not settings:
         return Bundle.load(name), release
     recipe = read_manifest(name)["recipe"]
-    changed, before = check(override(recipe, settings), "--set"), check(recipe, str(name))
+    changed, before = parse_recipe(override(recipe, settings), "--set"), parse_recipe(recipe, str(name))
     free = {"decision", "context"} & set(type(changed).model_fields)
     if changed.model_copy(update={field: getattr(before, field) for field in free}) != before:
         settable = "decision.threshold and context" if "context" in free else "decision.threshold"

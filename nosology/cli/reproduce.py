@@ -33,7 +33,7 @@ def reproduce(
 
     A study that was stopped goes on when you give the same command again. The exit code is 1 while a run is missing.
     """
-    from nosology.config import checked, override
+    from nosology.config import override, parse_settings
     from nosology.core import ConfigError
     from nosology.core.files import check_results_folder, exclusive_output
     from nosology.corpora.corpus import Corpus
@@ -59,7 +59,7 @@ def reproduce(
     if cache is not None:
         check_cache_folder(cache)
     values = override(deepcopy(module.SMALL) if small else {}, settings)
-    study = checked(module.STUDY, values | ({"seeds": seeds} if seeds else {}), paper)
+    study = parse_settings(module.STUDY, values | ({"seeds": seeds} if seeds else {}), paper)
     corpora = [Corpus.open(folder) for folder in corpus]
     if len({opened.hash for opened in corpora}) < len(corpora):
         raise ConfigError("each corpus must be given once; two of them have the same notes")

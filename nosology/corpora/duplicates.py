@@ -37,7 +37,7 @@ class Fingerprint:
     shingles: np.ndarray
 
 
-def fingerprint(text: str, shingle: int = SHINGLE) -> Fingerprint:
+def shingle_fingerprint(text: str, shingle: int = SHINGLE) -> Fingerprint:
     """The fingerprint of a text. It ignores case, blanks, line ends, punctuation and de-identification marks."""
     words = text.lower().encode(errors="replace").translate(_BLANKS).split()
     if not words:

@@ -15,7 +15,7 @@ import numpy as np
 from scipy import sparse
 
 from nosology.core import Code, Note
-from nosology.corpora.duplicates import SHINGLE, THRESHOLD, Fingerprint, exact_pairs, fingerprint, near_pairs
+from nosology.corpora.duplicates import SHINGLE, THRESHOLD, Fingerprint, exact_pairs, near_pairs, shingle_fingerprint
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,12 @@ def summarize_notes(notes: Iterable[Note], *, texts: bool = True, shingle: int =
     """
     summaries = [
         NoteSummary(
-            note.id, note.patient, note.site, note.split, note.codes, fingerprint(note.text, shingle) if texts else None
+            note.id,
+            note.patient,
+            note.site,
+            note.split,
+            note.codes,
+            shingle_fingerprint(note.text, shingle) if texts else None,
         )
         for note in notes
     ]

@@ -67,7 +67,7 @@ class LabelNet(nn.Module):
         """The weights (B, K, T) of the labels (B, K) of each note over its tokens."""
         assert batch.labels is not None
         notes = (slice(row, row + 1) for row in range(len(batch.lengths)))
-        return torch.cat([self.attention(part_of(batch, note, batch.labels[note][0])) for note in notes])
+        return torch.cat([self.attention(slice_batch(batch, note, batch.labels[note][0])) for note in notes])
 
     def forward(self, batch: Batch) -> Tensor:
         """The loss: the mean binary cross-entropy over notes x labels."""
@@ -109,14 +109,15 @@ class LabelAttentionNet(LabelNet):
         return self.states(batch) if batch.encoded is None else batch.encoded
 
 
-def part_of(batch: Batch, notes: slice, labels: Tensor) -> Batch:
+def slice_batch(batch: Batch, notes: slice, labels: Tensor) -> Batch:
     """Some notes of a batch with other labels."""
     encoded = None if batch.encoded is None else batch.encoded[notes]
     return replace(batch, tokens=batch.tokens[notes], lengths=batch.lengths[notes], labels=labels, encoded=encoded)
 
 
 C = TypeVar("C")
-Choice = tuple[C, Sequence[int]]  # what is made of the probabilities of a note, and the labels whose evidence is wanted
+# What is made of the probabilities of a note, and the labels whose evidence is wanted.
+ChosenEvidence = tuple[C, Sequence[int]]
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 NetT = TypeVar("NetT", bound=LabelNet)
 SettingsT = TypeVar("SettingsT", bound=Settings)
@@ -239,7 +240,7 @@ class NeuralModel(Calibrated[NetT], Generic[NetT, SettingsT, TokenizerT]):
         return (self.to_probabilities(self.logits_of(reads)) for _, reads in self.blocks(notes))
 
     def explained(
-        self, notes: Iterable[Note], choose: Callable[[np.ndarray], Choice[C]]
+        self, notes: Iterable[Note], choose: Callable[[np.ndarray], ChosenEvidence[C]]
     ) -> Iterator[tuple[C, list[list[EvidenceSpan]]]]:
         """For each note, in order, what `explain` returns; notes are read lazily, in blocks."""
         return chain.from_iterable(self.explain(block, reads, choose) for block, reads in self.blocks(notes))
@@ -272,7 +273,7 @@ class NeuralModel(Calibrated[NetT], Generic[NetT, SettingsT, TokenizerT]):
             yield rows, batch, HostCopy(self.score_batch(batch, [reads[row] for row in rows]).float())
 
     def explain(
-        self, notes: Sequence[Note], reads: Sequence[Encoding], choose: Callable[[np.ndarray], Choice[C]]
+        self, notes: Sequence[Note], reads: Sequence[Encoding], choose: Callable[[np.ndarray], ChosenEvidence[C]]
     ) -> list[tuple[C, list[list[EvidenceSpan]]]]:
         """For each note what `choose` makes of its probabilities (L,), and the evidence of the labels that it chooses.
 
@@ -302,7 +303,7 @@ class NeuralModel(Calibrated[NetT], Generic[NetT, SettingsT, TokenizerT]):
         labels = torch.from_numpy(np.stack([np.pad(np.asarray(c, np.int64), (0, most - len(c))) for c in columns]))
         size = max(1, _MAX_CELLS // (most * batch.tokens.shape[1]))
         parts = (slice(start, start + size) for start in range(0, len(columns), size))
-        return [HostCopy(self.note_attention(part_of(batch, part, labels[part])).float()) for part in parts]
+        return [HostCopy(self.note_attention(slice_batch(batch, part, labels[part])).float()) for part in parts]
 
     def evidence(self, note: Note, labels: Sequence[int], limit: int = _SPANS) -> list[list[EvidenceSpan]]:
         """For each label, the spans of the note with the most attention, strongest first."""

@@ -39,7 +39,7 @@ from nosology.training.examples import (
     sample_labels,
 )
 from nosology.training.recipe_settings import LabelSettings, NeuralRecipe, WordRecipe
-from nosology.training.run_folder import REFIT, WORD_VECTORS, fingerprint
+from nosology.training.run_folder import REFIT, WORD_VECTORS, run_fingerprint
 from nosology.training.trainer import ParameterGroup, TrainingResult, TrainingRun, fit
 
 
@@ -124,7 +124,7 @@ class NeuralTrainer(CalibratedTrainer[R, M], Generic[R, M]):
         """A model trained on train notes; the best epoch is chosen on dev notes."""
         model, targets, notes = self._build(train_notes)
         dev = TokenizedNotes.of(dev_notes, self.recipe.labels, model.tokenizer, model.labels)
-        key = fingerprint(self.recipe, train_notes, dev_notes)
+        key = run_fingerprint(self.recipe, train_notes, dev_notes)
         fitted = fit_labels(self.recipe, model, targets, notes, dev, self.folder, key)
         return fit_on_dev(model, dev, asdict(fitted), fitted.best_epoch)
 
@@ -137,7 +137,7 @@ class NeuralTrainer(CalibratedTrainer[R, M], Generic[R, M]):
         model, targets, read = self._build(notes)
         recipe = self.recipe.stop_after(fitted.choice)
         title = f"{recipe.kind}, on train and dev notes"
-        fit_labels(recipe, model, targets, read, None, self.folder / REFIT, fingerprint(recipe, notes), title=title)
+        fit_labels(recipe, model, targets, read, None, self.folder / REFIT, run_fingerprint(recipe, notes), title=title)
         return model
 
     def _word_vector_report(self) -> dict[str, Any]:
@@ -290,7 +290,7 @@ def build_word_tokenizer(
 
     if settings.workers == 1 or folder is None or not folder.is_dir():
         return tokenizer, vectors()
-    key = json_sha256([fingerprint(recipe, examples, more), vocabulary.words])
+    key = json_sha256([run_fingerprint(recipe, examples, more), vocabulary.words])
     return tokenizer, _stored_vectors(folder, key, vectors)
 
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from nosology.config import check
+from nosology.config import parse_recipe
 from nosology.core import DataError, Note
 from nosology.core.settings import Settings
 from nosology.corpora.corpus import Corpus
@@ -250,7 +250,7 @@ def run(task: Task) -> dict[str, Any]:
     from nosology.evaluation.measure import measure
     from nosology.models.train import train
 
-    recipe, folder, n = check(task.recipe, task.function), Path(task.folder), task.options["trained"]
+    recipe, folder, n = parse_recipe(task.recipe, task.function), Path(task.folder), task.options["trained"]
     roles, corpora = task.options["roles"][:n], [Corpus.open(path) for path in task.corpora[:n]]
     if isinstance(recipe, WordRecipe):
         vectors = recipe.vectors.model_copy(update={"corpora": task.corpora[n:]})

@@ -35,7 +35,7 @@ from nosology.models.hmhan.hmhan_trainer import HmhanEnsembleTrainer
 from nosology.models.hmhan.report_batches import ReportBatchBuilder, ReportDataset, SyntheticRows
 from nosology.models.neural import evaluating
 from nosology.training.examples import Examples
-from nosology.training.run_folder import fingerprint
+from nosology.training.run_folder import run_fingerprint
 from nosology.training.trainer import launch_fabric
 
 PROTOCOLS = ("by patient", "by report", "resampled")
@@ -44,7 +44,7 @@ SPLITS = ("train", "dev", "test")
 
 
 @dataclass(frozen=True)
-class Part:
+class SplitRows:
     """The rows of a split: reports and synthetic rows."""
 
     rows: np.ndarray  # of the reports
@@ -82,21 +82,21 @@ def protocol_metrics(recipe: HmhanRecipe, corpus: Corpus, protocol: str, folder:
         }
     )
     notes = [note for note in corpus.notes() if note.codes]
-    identity = f"{fingerprint(recipe, Examples([corpus], lambda note: bool(note.codes)))} {protocol}"
+    identity = f"{run_fingerprint(recipe, Examples([corpus], lambda note: bool(note.codes)))} {protocol}"
     trainer = HmhanEnsembleTrainer.from_notes(recipe, notes, folder / "run", identity)
-    parts = assign_rows(protocol, trainer, notes)
-    if missing := [name for name, part in zip(SPLITS, parts) if not len(part.rows)]:
+    splits = assign_rows(protocol, trainer, notes)
+    if missing := [name for name, split in zip(SPLITS, splits) if not len(split.rows)]:
         raise DataError(f"{corpus.folder} has too few coded notes ({len(notes)}): none is left for {missing[0]}")
-    if protocol == "resampled" and not len(parts[0].synthetic):
+    if protocol == "resampled" and not len(splits[0].synthetic):
         raise DataError("MLSMOTE needs a rare code with two notes; got none")
-    model, decision = _trained(trainer, parts[0], parts[1], folder / "net")
-    labels, test = model.labels, PartScorer(trainer, parts[2])
+    model, decision = _trained(trainer, splits[0], splits[1], folder / "net")
+    labels, test = model.labels, SplitScorer(trainer, splits[2])
     probabilities = model.to_probabilities(test.logits(model))
-    gold, count = test.dataset.codes, len(parts[2].rows)
+    gold, count = test.dataset.codes, len(splits[2].rows)
     thresholds = decision.thresholds(labels)
     all_rows = metrics_of(examine(labels, gold, probabilities, thresholds, replicates=0))
     real = metrics_of(examine(labels, gold[:count], probabilities[:count], thresholds, replicates=0))
-    shared = {"shared_patients": shared_patients(notes, parts[0].rows, parts[2].rows)}
+    shared = {"shared_patients": shared_patients(notes, splits[0].rows, splits[2].rows)}
     return all_rows | shared | {f"real.{name}": value for name, value in real.items()}
 
 
@@ -107,23 +107,23 @@ def metrics_of(evaluation: Evaluation) -> dict[str, float | None]:
     return metrics | {"density": float(gold.nnz / np.prod(gold.shape))}
 
 
-def assign_rows(protocol: str, trainer: HmhanEnsembleTrainer, notes: Sequence[Note]) -> list[Part]:
+def assign_rows(protocol: str, trainer: HmhanEnsembleTrainer, notes: Sequence[Note]) -> list[SplitRows]:
     """Train, dev and test of a protocol; notes: the train reports of the trainer."""
     seed, everything = trainer.recipe.seed, np.arange(len(notes))
     if protocol == "resampled":
         synthetic = _synthetic(trainer, everything)
-        number = _random_parts(len(notes) + len(synthetic), seed)
+        number = _random_splits(len(notes) + len(synthetic), seed)
         real, added = number[: len(notes)], number[len(notes) :]
-        return [Part(np.flatnonzero(real == i), synthetic.subset(np.flatnonzero(added == i))) for i in range(3)]
+        return [SplitRows(np.flatnonzero(real == i), synthetic.subset(np.flatnonzero(added == i))) for i in range(3)]
     if protocol == "by patient":
         [split] = stratified_splits(summarize_notes(notes), RATIOS, seed=seed)
         real = np.array([SPLITS.index(split[note.id]) for note in notes])
     else:
-        real = _random_parts(len(notes), seed)
+        real = _random_splits(len(notes), seed)
     rows = [np.flatnonzero(real == i) for i in range(3)]
     synthetic = _synthetic(trainer, rows[0])
     none = synthetic.subset(np.empty(0, np.int64))
-    return [Part(rows[0], synthetic), Part(rows[1], none), Part(rows[2], none)]
+    return [SplitRows(rows[0], synthetic), SplitRows(rows[1], none), SplitRows(rows[2], none)]
 
 
 def _synthetic(trainer: HmhanEnsembleTrainer, rows: np.ndarray) -> SyntheticRows:
@@ -133,8 +133,8 @@ def _synthetic(trainer: HmhanEnsembleTrainer, rows: np.ndarray) -> SyntheticRows
     return synthetic or SyntheticRows(empty, empty, np.empty(0), np.empty((0, labels), np.float32))
 
 
-def _random_parts(n: int, seed: int) -> np.ndarray:
-    """The random part (n,) of each row, 0 to 2 in the proportions of RATIOS."""
+def _random_splits(n: int, seed: int) -> np.ndarray:
+    """The random split (n,) of each row, 0 to 2 in the proportions of RATIOS."""
     rank = np.random.default_rng([seed, 7]).permutation(n)
     return np.searchsorted(np.cumsum(RATIOS)[:2] * n, rank, side="right")
 
@@ -145,9 +145,9 @@ def shared_patients(notes: Sequence[Note], train: np.ndarray, test: np.ndarray) 
     return len(new & seen) / max(1, len(new))
 
 
-def _trained(trainer: HmhanEnsembleTrainer, train: Part, dev: Part, folder: Path) -> tuple[Hmhan, Decision]:
+def _trained(trainer: HmhanEnsembleTrainer, train: SplitRows, dev: SplitRows, folder: Path) -> tuple[Hmhan, Decision]:
     """The model and decision of train rows; epoch, calibration and threshold are chosen on dev rows."""
-    recipe, scorer = trainer.recipe, PartScorer(trainer, dev)
+    recipe, scorer = trainer.recipe, SplitScorer(trainer, dev)
     batches = trainer.batches_of(train.rows, train.synthetic, launch_fabric(recipe.training).device)
     batches.synthetic_of = _assign_to_reports(trainer.train.versions, train.rows, train.synthetic, recipe.seed)
 
@@ -160,18 +160,18 @@ def _trained(trainer: HmhanEnsembleTrainer, train: Part, dev: Part, folder: Path
     return tune_on_held_out(recipe, model, scorer.logits(model), scorer.dataset, gold)
 
 
-class PartScorer:
+class SplitScorer:
     """Scores the rows of a split."""
 
-    def __init__(self, trainer: HmhanEnsembleTrainer, part: Part):
-        self.trainer, self.part = trainer, part
-        self.dataset = part.dataset(trainer.train, trainer.model.labels)
+    def __init__(self, trainer: HmhanEnsembleTrainer, split: SplitRows):
+        self.trainer, self.split = trainer, split
+        self.dataset = split.dataset(trainer.train, trainer.model.labels)
         self._states = None if trainer.cached_states is None else trainer.encode(self.dataset)
 
     def logits(self, model: Hmhan) -> np.ndarray:
         """Logits (B, L) of the rows, the reports first, without codes that were not in use."""
         real = model.logits_of(self.dataset.reports, cached_states=self._states)
-        synthetic = _synthetic_logits(self.trainer, model.net.nets[0], self.part.synthetic)
+        synthetic = _synthetic_logits(self.trainer, model.net.nets[0], self.split.synthetic)
         return mask_versions(model, np.concatenate([real, synthetic]), self.dataset)
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from scipy.special import expit
 
-from nosology.config import check
+from nosology.config import parse_recipe
 from nosology.core import Code, ConfigError, DataError, Note
 from nosology.corpora.corpus import Corpus
 from nosology.encoders.state_cache import CachedStates
@@ -48,7 +48,7 @@ _BATCH = 64  # reports
 _MIN_PATIENTS = 10  # a word in the train reports of fewer patients is not shown: results must identify nobody
 
 
-def frequent_codes(corpus: Corpus, settings: LabelSettings) -> list[Code]:
+def learned_codes(corpus: Corpus, settings: LabelSettings) -> list[Code]:
     """The codes that a recipe learns from the train notes of a corpus (without a split: all), most frequent first."""
     split = "train" if "train" in corpus.manifest["counts"]["splits"] else None
     codes = codes_in_systems(settings, [note.codes for note in corpus.notes(split, text=False)])
@@ -58,8 +58,8 @@ def frequent_codes(corpus: Corpus, settings: LabelSettings) -> list[Code]:
 
 def run_corpus(task: Task) -> dict[str, Any]:
     """Counts of all coded reports, of those with a frequent code, and of each of these codes."""
-    recipe, [corpus] = check(task.recipe, task.function), map(Corpus.open, task.corpora)
-    codes = frequent_codes(corpus, recipe.labels)
+    recipe, [corpus] = parse_recipe(task.recipe, task.function), map(Corpus.open, task.corpora)
+    codes = learned_codes(corpus, recipe.labels)
     notes = [note for note in corpus.notes(text=False) if note.codes]
     metrics: dict[str, Any] = {}
     for prefix, chosen in (("all", notes), ("frequent", [note for note in notes if set(note.codes) & set(codes)])):
@@ -114,7 +114,7 @@ def run_class_counts(task: Task) -> dict[str, Any]:
 
 def run_variant(task: Task) -> dict[str, Any]:
     """Trains a coder and measures it on the test reports."""
-    recipe, [corpus] = check(task.recipe, task.function), map(Corpus.open, task.corpora)
+    recipe, [corpus] = parse_recipe(task.recipe, task.function), map(Corpus.open, task.corpora)
     bundle = train(_with_cache(recipe, task.cache), [corpus], Path(task.folder) / "bundle")
     test = list(corpus.notes("test"))
     evaluation = evaluate_bundle(bundle, test)
@@ -150,7 +150,7 @@ def run_lime(task: Task) -> dict[str, Any]:
 
     It explains the first test reports with an accepted code.
     """
-    recipe, [corpus] = check(task.recipe, task.function), map(Corpus.open, task.corpora)
+    recipe, [corpus] = parse_recipe(task.recipe, task.function), map(Corpus.open, task.corpora)
     bundle = train(_with_cache(recipe, task.cache), [corpus], Path(task.folder) / "bundle")
     model, weights, overlaps = bundle.model, dict[Code, list[tuple[str, float]]](), list[float]()
     test = [note for note in corpus.notes("test") if note.codes]
@@ -269,7 +269,7 @@ def _coded(corpus: Corpus, split: str) -> list[Note]:
 
 
 def _hmhan_recipe(task: Task) -> HmhanRecipe:
-    recipe = check(task.recipe, task.function)
+    recipe = parse_recipe(task.recipe, task.function)
     if not isinstance(recipe, HmhanRecipe):
         raise ConfigError(f"recipe must be of kind hmhan; got {recipe.kind}")
     return recipe

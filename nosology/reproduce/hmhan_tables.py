@@ -20,7 +20,7 @@ from nosology.corpora.splits import split_corpus
 from nosology.reproduce import runner
 from nosology.reproduce.hmhan_figures import draw_code_counts, draw_curves, draw_lime_words, draw_metric_bars
 from nosology.reproduce.hmhan_leakage import PROTOCOLS
-from nosology.reproduce.hmhan_runs import frequent_codes
+from nosology.reproduce.hmhan_runs import learned_codes
 from nosology.reproduce.result_tables import ResultFigure, Row, Table, paired_tests, rows_with_paper_numbers
 from nosology.reproduce.runner import Results, Run, check_splits, part_with_codes
 
@@ -150,7 +150,7 @@ class _HmhanTables:
     @cached_property
     def codes(self) -> list[Code]:
         """The codes of the recipe, the most frequent first."""
-        return frequent_codes(self.corpus, self.study.load(self.study.base).labels)
+        return learned_codes(self.corpus, self.study.load(self.study.base).labels)
 
     @cached_property
     def reports(self) -> Corpus:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nosology.config import check
+from nosology.config import parse_recipe
 from nosology.core import SPLITS, Code
 from nosology.corpora.corpus import Corpus
 from nosology.evaluation import by_frequency
@@ -50,7 +50,11 @@ def run(task: Task) -> dict[str, Any]:
     frequency ("band."). `leak`: the stages of PLANT see all notes. `explained`: the number of test notes whose
     attention is measured; `examples`: codes whose words with the most attention are listed.
     """
-    recipe, [corpus], folder = check(task.recipe, task.function), map(Corpus.open, task.corpora), Path(task.folder)
+    recipe, [corpus], folder = (
+        parse_recipe(task.recipe, task.function),
+        map(Corpus.open, task.corpora),
+        Path(task.folder),
+    )
     if isinstance(recipe, PlantRecipe) and task.options["leak"]:
         bundle = train_on_all_notes(recipe, corpus, folder / "stages")
     else:

@@ -24,7 +24,7 @@ CODE_SETS = {  # table -> the codes that a coder learns
 
 
 @dataclass(frozen=True)
-class Part:
+class PlantPart:
     """A part of PLANT in Table 8. `variants` has PLANT with the part first. Pairs are for MIMIC-III and MIMIC-IV."""
 
     variants: dict[str, list[str]]  # name -> settings
@@ -39,7 +39,7 @@ FROZEN = ["rates.encoder=0", "rates.gradual=false", "model.direction=forward"]  
 WINDOW = ["model.inattention_scope=window", "model.inattention={k}"]
 STATELESS = [*WINDOW, "model.stateful=false"]
 PARTS = {
-    "inattention": Part(
+    "inattention": PlantPart(
         {
             "with inattention": WINDOW,
             "without inattention": ["model.inattention=0"],
@@ -50,7 +50,7 @@ PARTS = {
         (5, 5),
         (22_525, 49_579),
     ),
-    "state": Part(
+    "state": PlantPart(
         {
             "stateful": WINDOW,
             "stateless": STATELESS,
@@ -60,10 +60,10 @@ PARTS = {
         (3, 7),
         (0, 49_579),
     ),
-    "learning rates": Part(
+    "learning rates": PlantPart(
         {"+ disc": [*WINDOW, "rates.ranker={rate}"], "- disc": [*WINDOW, "rates.ranker=1"]}, (1, 7), (0, 49_579)
     ),
-    "unfreezing": Part(
+    "unfreezing": PlantPart(
         {
             "gradual unfreezing": [*WINDOW, "model.direction=forward", "rates.gradual=true"],
             "full unfreezing": [*WINDOW, "model.direction=forward", "rates.gradual=false"],
@@ -72,7 +72,7 @@ PARTS = {
         (0, 49_579),
         trains_encoder=True,
     ),
-    "direction": Part(
+    "direction": PlantPart(
         {"both directions": ["model.direction=both"], "forward": ["model.direction=forward"]}, trains_encoder=True
     ),
 }

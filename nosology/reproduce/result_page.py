@@ -29,7 +29,7 @@ from nosology.reproduce.result_tables import (
     missing,
     number,
 )
-from nosology.reproduce.runner import Results, read_json
+from nosology.reproduce.runner import Results, read_json_or_none
 
 SIMULATED = (
     "The notes are of a simulated hospital. These numbers do not replicate the paper's; they show whether the order of "
@@ -56,7 +56,7 @@ class StudyCall:
 def check_paper(out: Path, title: str) -> None:
     """Raises OutputError if a folder has the tables of another paper: tables of two papers have the same names."""
     for path in sorted((out / "sections").glob("*.json")):
-        other = (read_json(path) or {}).get("paper", title)
+        other = (read_json_or_none(path) or {}).get("paper", title)
         if other != title:
             raise OutputError(f"will not write to {out}: it has tables of {other}; give another folder")
 
@@ -68,7 +68,9 @@ def write_page(
     for name in dict.fromkeys(table.name for table in tables):
         chosen = [table for table in tables if table.name == name]
         write_json(out / "sections" / f"{name}.json", _section(out, call, chosen, results, failed))
-    sections = {name: section for name in call.tables if (section := read_json(out / "sections" / f"{name}.json"))}
+    sections = {
+        name: section for name in call.tables if (section := read_json_or_none(out / "sections" / f"{name}.json"))
+    }
     template = Template((files("nosology.reproduce") / "result_page.html").read_text(encoding="utf-8"))
     text = template.substitute(
         title=escape(call.title),

@@ -119,7 +119,7 @@ def digest(*parts: Any) -> str:
     return json_sha256(parts)[:8]
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
+def read_json_or_none(path: Path) -> dict[str, Any] | None:
     """The object in a JSON file; None if the file is missing or damaged."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -140,7 +140,9 @@ class Runner:
 
     def results(self, runs: Iterable[Run]) -> dict[str, dict[str, Any]]:
         """The results that exist, by key; the files of predictions with their paths."""
-        results = {run.key: value for run in runs if (value := read_json(self._path("runs", run.key))) is not None}
+        results = {
+            run.key: value for run in runs if (value := read_json_or_none(self._path("runs", run.key))) is not None
+        }
         for result in results.values():
             for entry in result.get("predictions", {}).values():
                 entry["file"] = str(self.out / "runs" / entry["file"])
@@ -148,7 +150,7 @@ class Runner:
 
     def failures(self, runs: Iterable[Run]) -> dict[str, str]:
         """The reasons why runs without a result failed, by key."""
-        reasons = {run.key: read_json(self._path("failed", run.key)) for run in runs}
+        reasons = {run.key: read_json_or_none(self._path("failed", run.key)) for run in runs}
         done = self.results(runs)
         return {key: str(reason.get("why")) for key, reason in reasons.items() if reason and key not in done}
 
@@ -217,12 +219,12 @@ class Runner:
         return server
 
     def _end(self, key: str, code: int) -> None:
-        if read_json(self._path("runs", key)) is not None:
+        if read_json_or_none(self._path("runs", key)) is not None:
             self._clear(key)
             return
         for path in self._predictions(key):
             path.unlink()
-        if read_json(self._path("failed", key)) is None:
+        if read_json_or_none(self._path("failed", key)) is None:
             why = f"it ended with code {code} and no result"
             if code < 0:
                 name = signal.Signals(-code).name

@@ -6,7 +6,7 @@ rounds of a single site are one training run. There are no files, checkpoints or
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing, nullcontext
 
 import torch
@@ -17,10 +17,9 @@ from nosology.training.batch_plan import StepPlan, derive_seed
 from nosology.training.cuda_graphs import set_learning_rate
 from nosology.training.data_loader import BatchLoader, MakeBatch, PrepareStep, StepBatches
 from nosology.training.inference import uses_bf16
+from nosology.training.losses import Penalty
 from nosology.training.recipe_settings import TrainerSettings, resolve_schedule
 from nosology.training.trainer import ParameterGroup, seed_device
-
-Penalty = Callable[[nn.Module], Tensor]  # added to the loss of every step
 
 
 def train_epoch_range(

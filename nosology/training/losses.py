@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 
 _RANGE = 60.0  # of the logits that `LossBias.add` finds
 _MAX_LOGIT = 30.0  # beyond it the bias is constant; exp(-logit) stays finite in float32
+
+Penalty = Callable[[nn.Module], Tensor]  # of a net, added to the loss of every batch
 
 
 def focal_loss(logits: Tensor, targets: Tensor, gamma: float, alpha: float, bce_share: float = 0.0) -> Tensor:

@@ -119,7 +119,7 @@ def clear_run_folder(folder: Path, *, marked: bool = False) -> None:
             path.rmdir()
 
 
-def fingerprint(recipe: Recipe, *examples: Examples) -> str:
+def run_fingerprint(recipe: Recipe, *examples: Examples) -> str:
     """Hash of what decides the weights: recipe, corpora, selected notes and package version."""
     settings = recipe.model_dump(mode="json", exclude=_NOT_IN_FINGERPRINT)
     return text_sha256(json.dumps([settings, [part.hash for part in examples], __version__]))

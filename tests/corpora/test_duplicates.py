@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nosology.corpora.duplicates import exact_pairs, fingerprint, jaccard, near_pairs
+from nosology.corpora.duplicates import exact_pairs, jaccard, near_pairs, shingle_fingerprint
 
 WORDS = [f"word{number}" for number in range(3000)]
 
@@ -25,23 +25,26 @@ def changed(words: list[str], positions: list[int]) -> list[str]:
 @given(st.lists(st.sampled_from("abcdefg"), min_size=5, max_size=40), st.lists(st.integers(0, 39), max_size=5))
 def test_jaccard_equals_that_of_the_shingle_sets(words, positions):
     other = changed(words, positions)
-    got = jaccard(fingerprint(" ".join(words)).shingles, fingerprint(" ".join(other)).shingles)
+    got = jaccard(shingle_fingerprint(" ".join(words)).shingles, shingle_fingerprint(" ".join(other)).shingles)
     assert got == pytest.approx(true_jaccard(words, other))
 
 
 def test_case_blanks_and_punctuation_do_not_count():
-    prints = [fingerprint("Chest pain,\r\n  [**Name**] admitted"), fingerprint("chest PAIN name ___ admitted.")]
+    prints = [
+        shingle_fingerprint("Chest pain,\r\n  [**Name**] admitted"),
+        shingle_fingerprint("chest PAIN name ___ admitted."),
+    ]
     assert exact_pairs(prints).tolist() == [[0, 1]]
 
 
 def test_notes_without_words_have_no_duplicates():
-    prints = [fingerprint(""), fingerprint(" ... "), fingerprint("")]
+    prints = [shingle_fingerprint(""), shingle_fingerprint(" ... "), shingle_fingerprint("")]
     assert len(exact_pairs(prints)) == 0
     assert len(near_pairs(prints)[0]) == 0
 
 
 def test_short_notes_are_duplicates_only_if_equal():
-    prints = [fingerprint("no change"), fingerprint("No change."), fingerprint("no new change")]
+    prints = [shingle_fingerprint("no change"), shingle_fingerprint("No change."), shingle_fingerprint("no new change")]
     assert exact_pairs(prints).tolist() == [[0, 1]]
     assert len(near_pairs(prints)[0]) == 0
 
@@ -56,7 +59,7 @@ def test_nearly_all_pairs_above_the_threshold_are_found_and_none_below(threshold
         notes += [words, other]
         if true_jaccard(words, other) >= threshold:
             truth.add((2 * number, 2 * number + 1))
-    pairs, similarity = near_pairs([fingerprint(" ".join(words)) for words in notes], threshold)
+    pairs, similarity = near_pairs([shingle_fingerprint(" ".join(words)) for words in notes], threshold)
     detected = set(map(tuple, pairs.tolist()))
     assert detected <= truth
     assert len(detected) >= 0.98 * len(truth) > 0
@@ -67,7 +70,7 @@ def test_nearly_all_pairs_above_the_threshold_are_found_and_none_below(threshold
 def test_notes_of_a_template_are_not_near_duplicates():
     rng = np.random.default_rng(2)
     template = text(rng, 150)
-    prints = [fingerprint(" ".join(template + text(rng, 100))) for _ in range(300)]
+    prints = [shingle_fingerprint(" ".join(template + text(rng, 100))) for _ in range(300)]
     assert len(near_pairs(prints)[0]) == 0
 
 
@@ -76,7 +79,7 @@ def test_many_near_duplicates_form_one_connected_cluster():
 
     rng = np.random.default_rng(3)
     base = text(rng, 400)
-    prints = [fingerprint(" ".join([*changed(base, [int(rng.integers(400))]), f"tail{n}"])) for n in range(400)]
+    prints = [shingle_fingerprint(" ".join([*changed(base, [int(rng.integers(400))]), f"tail{n}"])) for n in range(400)]
     pairs, _ = near_pairs(prints)
     assert len(pairs) < 400 * 399 / 2
     graph = sparse.coo_matrix((np.ones(len(pairs)), tuple(pairs.T)), shape=(400, 400))

@@ -11,7 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 from nosology.cli import app
-from nosology.config import checked, load_recipe, override
+from nosology.config import load_recipe, override, parse_settings
 from nosology.core import Code, ConfigError, Note
 from nosology.corpora.corpus import write_corpus
 from nosology.models.dual_laat.dual_laat_model import DualLaatNet
@@ -27,7 +27,7 @@ ICD9 = {"icd10cm": "icd9cm", "icd10pcs": "icd9proc"}
 
 
 def study_of(*settings: str) -> dual.DualLaatStudy:
-    return checked(dual.STUDY, override(deepcopy(dual.SMALL), ["patients=12", *settings]), "dual-laat")
+    return parse_settings(dual.STUDY, override(deepcopy(dual.SMALL), ["patients=12", *settings]), "dual-laat")
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from scipy.stats import ttest_rel
 from sklearn.metrics import precision_recall_fscore_support
 
-from nosology.config import checked, override
+from nosology.config import override, parse_settings
 from nosology.core import Code, ConfigError, DataError
 from nosology.core.label_space import LabelSpace
 from nosology.corpora.splits import split_corpus
@@ -25,7 +25,7 @@ from tests.encoders.tiny_embedders import tiny_embedder
 
 
 def small_study(*settings: str) -> heads.STUDY:
-    return checked(heads.STUDY, override(deepcopy(heads.SMALL), settings), "federated_heads")
+    return parse_settings(heads.STUDY, override(deepcopy(heads.SMALL), settings), "federated_heads")
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from nosology.config import checked, load_recipe
+from nosology.config import load_recipe, parse_settings
 from nosology.core import Code, DataError
 from nosology.corpora.corpus import write_corpus
 from nosology.encoders.transformer import load_pretrained
@@ -110,7 +110,7 @@ def test_resampling_without_synthetic_rows_raises(tiny, tmp_path):
 
 @pytest.fixture
 def tables(small_corpus, tmp_path):
-    study = checked(hmhan.STUDY, hmhan.SMALL, "hmhan")
+    study = parse_settings(hmhan.STUDY, hmhan.SMALL, "hmhan")
     by_name: dict = {}
     for table in hmhan.tables(study, [small_corpus], tmp_path, list(hmhan.TABLES)):
         by_name.setdefault(table.name, []).append(table)
@@ -147,11 +147,11 @@ def test_rows_with_the_same_name_are_the_same_run_in_all_tables(tables):
 
 def test_reports_without_one_of_the_codes_are_left_out_as_in_the_paper(small_corpus, tmp_path):
     def runs_of(**settings):
-        study = checked(hmhan.STUDY, hmhan.SMALL | settings, "hmhan")
+        study = parse_settings(hmhan.STUDY, hmhan.SMALL | settings, "hmhan")
         return {name: hmhan.tables(study, [small_corpus], tmp_path, [name])[-1].runs for name in ("1", "ablations")}
 
     two = {"recipe": {"hmhan": {"labels": {"top_k": 2}}}}
-    codes = set(runs.frequent_codes(small_corpus, load_recipe("hmhan", ["labels.top_k=2"]).labels))
+    codes = set(runs.learned_codes(small_corpus, load_recipe("hmhan", ["labels.top_k=2"]).labels))
     chosen = runs_of(**two)
     assert [run.corpora[0].hash for run in chosen["1"].values()] == [small_corpus.hash]
     assert {run.recipe.labels.top_k for run in chosen["ablations"].values()} == {2}, "also of other recipes"
@@ -167,7 +167,7 @@ def test_split_without_a_frequent_code_raises(small_corpus, tmp_path):
     notes = [n if n.split != "dev" else replace(n, codes=(rare,)) for n in small_corpus.notes()]
     corpus = corpus_of(notes, tmp_path / "corpus")
     with pytest.raises(DataError, match="has no dev report with one of"):
-        hmhan.tables(checked(hmhan.STUDY, hmhan.SMALL, "hmhan"), [corpus], tmp_path, ["4"])
+        hmhan.tables(parse_settings(hmhan.STUDY, hmhan.SMALL, "hmhan"), [corpus], tmp_path, ["4"])
 
 
 def test_the_papers_numbers_stand_in_the_rows_of_the_same_things(tables):
@@ -182,7 +182,7 @@ def test_the_papers_numbers_stand_in_the_rows_of_the_same_things(tables):
 def test_corpus_counts(tiny, small_corpus, tmp_path, tables):
     metrics = runs.run_corpus(task_of(tiny, small_corpus, tmp_path, "labels.top_k=2"))["metrics"]
     notes = list(small_corpus.notes(text=False))
-    code, other = runs.frequent_codes(small_corpus, load_recipe("hmhan", ["labels.top_k=2"]).labels)
+    code, other = runs.learned_codes(small_corpus, load_recipe("hmhan", ["labels.top_k=2"]).labels)
     in_train = [sum(c in note.codes for note in notes if note.split == "train") for c in (code, other)]
     assert metrics[f"{code}.train"] == in_train[0] >= metrics[f"{other}.train"] == in_train[1]
     assert metrics[f"{code}.reports"] == sum(code in note.codes for note in notes)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nosology.config import checked, load_recipe
+from nosology.config import load_recipe, parse_settings
 from nosology.core import Code, ConfigError
 from nosology.corpora.corpus import Corpus, write_corpus
 from nosology.evaluation.measure import measure
@@ -26,7 +26,7 @@ NINE = [Code("icd9cm", code) for code in ("V45.81", "518.81", "250.00", "401.9")
 
 
 def make_tables(study: dict, corpora: list[Corpus], folder: Path) -> dict[str, list[result_tables.Table]]:
-    made = plant.tables(checked(plant.STUDY, study, "plant"), corpora, folder, list(plant.TABLES))
+    made = plant.tables(parse_settings(plant.STUDY, study, "plant"), corpora, folder, list(plant.TABLES))
     return {name: [table for table in made if table.name == name] for name in plant.TABLES}
 
 
@@ -119,14 +119,14 @@ def test_settings_of_the_user_replace_those_of_the_paper(small_corpus, tmp_path)
 
 
 def test_coders_of_the_user_are_added_replaced_or_left_out():
-    study = checked(plant.STUDY, {"coders": {"PLANT": "plant", "CAML": "", "PLM-ICD": "plm_icd-paper"}}, "plant")
+    study = parse_settings(plant.STUDY, {"coders": {"PLANT": "plant", "CAML": "", "PLM-ICD": "plm_icd-paper"}}, "plant")
     assert study.coders == {"PLANT": "plant", "LAAT": "laat-paper", "linear": "linear", "PLM-ICD": "plm_icd-paper"}
     with pytest.raises(
         ConfigError, match=r"coders\.PLANT must be a recipe of kind plant; got 'linear', of kind linear"
     ):
-        checked(plant.STUDY, {"coders": {"PLANT": "linear"}}, "plant")
+        parse_settings(plant.STUDY, {"coders": {"PLANT": "linear"}}, "plant")
     with pytest.raises(ConfigError, match="must have a recipe for PLANT"):
-        checked(plant.STUDY, {"coders": {"PLANT": ""}}, "plant")
+        parse_settings(plant.STUDY, {"coders": {"PLANT": ""}}, "plant")
 
 
 def test_rows_have_the_paper_numbers(tables):
@@ -172,7 +172,7 @@ def test_only_coded_notes_are_the_sets_of_the_paper(small_corpus, tmp_path):
     few = [n.id for n in notes if n.split == "train"][:4] + [n.id for n in notes if n.split != "train"][:30]
     notes = [replace(note, codes=(*note.codes, NINE[0]) if note.id in few else note.codes) for note in notes]
     corpus = write_corpus(notes, tmp_path / "few", source={"kind": "test"}, filters=[], counts={})
-    study = checked(plant.STUDY, plant.SMALL | {"only_coded_notes": True}, "plant")
+    study = parse_settings(plant.STUDY, plant.SMALL | {"only_coded_notes": True}, "plant")
     [table] = plant.tables(study, [corpus], tmp_path, ["6"])
     [run] = runs_of(table, "PLANT")
     kept = list(run.corpora[0].notes(text=False))
@@ -201,7 +201,7 @@ def test_figure_4_has_the_numbers_of_train_notes_of_each_corpus_of_the_paper(
         assert len(rows) == 4 and {row.paper["train_notes"] for row in rows} < set(ours), paper
     monkeypatch.setattr(plant, "TRAIN_NOTES", ([10], [30, 50_000]))
     for given, counts in ({}, ["10", "30", "80"]), ({"train_notes": [15]}, ["15", "15"]):
-        study = checked(plant.STUDY, plant.SMALL | {"train_notes": []} | given, "plant")
+        study = parse_settings(plant.STUDY, plant.SMALL | {"train_notes": []} | given, "plant")
         made = plant.tables(study, [small_corpus, icd9_corpus], tmp_path / "out", ["figure-4"])
         assert [row.names[1] for table in made for row in table.rows if row.runs and row.names[0] == "PLANT"] == counts
 
@@ -276,7 +276,7 @@ def result_of(run: Run, folder: Path) -> dict:
 
 
 def test_runs_fill_tables_4_7_and_9_and_the_tests_of_significance(small_corpus, tmp_path):
-    study = checked(plant.STUDY, QUICK, "plant")
+    study = parse_settings(plant.STUDY, QUICK, "plant")
     made = plant.tables(study, [small_corpus], tmp_path, ["4", "7", "9"])
     runs = {key: run for table in made for key, run in table.runs.items()}
     results = {key: result_of(run, tmp_path) for key, run in runs.items()}

@@ -24,7 +24,6 @@ from nosology.core import ConfigError
 from nosology.models.heads.heads_net import (
     BatchNorm,
     HeadNet,
-    Penalty,
     VectorBatch,
     VectorNotes,
     hybrid_loss,
@@ -32,6 +31,7 @@ from nosology.models.heads.heads_net import (
     make_plan,
 )
 from nosology.training.cuda_graphs import run_epochs
+from nosology.training.losses import Penalty
 from nosology.training.recipe_settings import TrainerSettings
 
 _ORDERS = [1 + x / 10 for x in range(1, 100)] + list(range(12, 64)) + [64, 128, 256, 512]

@@ -34,7 +34,6 @@ from nosology.models.heads.heads_net import (
     CodedVectors,
     FeatureStatistics,
     HeadNet,
-    Penalty,
     Scaler,
     VectorNotes,
     make_optimizer,
@@ -44,6 +43,7 @@ from nosology.models.heads.heads_net import (
 from nosology.models.neural import default_device, evaluating
 from nosology.training.calibration import PlattScaling
 from nosology.training.checkpoint import load_optimizer_tensors, optimizer_tensors
+from nosology.training.losses import Penalty
 from nosology.training.recipe_settings import TrainerSettings
 
 SPLITS = ("train", "dev", "test")

@@ -9,7 +9,7 @@ no files, threads or processes, because a round takes seconds and a federation h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -23,7 +23,7 @@ from nosology.core.label_space import LabelSpace
 from nosology.models.heads.heads_settings import HeadShape
 from nosology.training.batch_plan import BatchPlan, derive_seed
 from nosology.training.cuda_graphs import CudaGraphStep, adamw, run_epochs, sgd
-from nosology.training.losses import focal_loss
+from nosology.training.losses import Penalty, focal_loss
 from nosology.training.recipe_settings import TrainerSettings
 
 
@@ -135,9 +135,6 @@ def hybrid_loss(logits: Tensor, targets: Tensor, shape: HeadShape, label_mask: T
     if label_mask is None:
         return cells.mean()
     return (cells * label_mask).sum() / (len(cells) * label_mask.sum().clamp(min=1))
-
-
-Penalty = Callable[[nn.Module], Tensor]  # added to the loss of every batch
 
 
 @dataclass(frozen=True)

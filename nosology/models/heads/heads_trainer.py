@@ -23,7 +23,7 @@ from nosology.models.heads.heads_net import (
 from nosology.models.heads.heads_settings import HeadsRecipe
 from nosology.models.train import CalibratedTrainer, Fit
 from nosology.training.examples import Examples, codes_in_systems, label_space
-from nosology.training.run_folder import REFIT, VECTORS, fingerprint
+from nosology.training.run_folder import REFIT, VECTORS, run_fingerprint
 from nosology.training.trainer import TrainingResult, TrainingRun, fit
 
 
@@ -38,7 +38,7 @@ class HeadsTrainer(CalibratedTrainer[HeadsRecipe, Heads]):
     def fit(self, train_notes: Examples, dev_notes: Examples) -> Fit[Heads]:
         """A model trained on train notes; the best epoch is chosen on dev notes."""
         train, dev = (self._embed(notes) for notes in (train_notes, dev_notes))
-        key = fingerprint(self.recipe, train_notes, dev_notes)
+        key = run_fingerprint(self.recipe, train_notes, dev_notes)
         model, fitted = _fitted(self.recipe, self.embedder, train, dev, self.folder, key)
         report = asdict(fitted) | {"shape": model.net.shape.model_dump()}
         gold = model.labels.encode(dev.codes)
@@ -47,7 +47,7 @@ class HeadsTrainer(CalibratedTrainer[HeadsRecipe, Heads]):
     def refit(self, notes: Examples, fitted: Fit[Heads]) -> Heads:
         """A model trained on all notes for as many epochs as were best."""
         recipe = self.recipe.stop_after(fitted.choice)
-        key = fingerprint(recipe, notes)
+        key = run_fingerprint(recipe, notes)
         return _fitted(recipe, self.embedder, self._embed(notes), None, self.folder / REFIT, key)[0]
 
     def _embed(self, examples: Examples) -> CodedVectors:

@@ -22,7 +22,7 @@ from nosology.models.hmhan.code_groups import CodeCategories, CodeCombinations
 from nosology.models.hmhan.hmhan_net import HmhanEnsemble, HmhanNet, ReportBatch, SyntheticBatch
 from nosology.models.hmhan.hmhan_settings import HmhanSettings, LossSettings
 from nosology.models.hmhan.report_features import EncodedReport, MetadataColumns
-from nosology.models.neural import EXCLUDED_LOGIT, C, Choice, NeuralModel, evaluating
+from nosology.models.neural import EXCLUDED_LOGIT, C, ChosenEvidence, NeuralModel, evaluating
 from nosology.training.data_loader import pad_notes
 from nosology.training.inference import by_length
 
@@ -120,7 +120,7 @@ class Hmhan(NeuralModel):
         return logits
 
     def explain(
-        self, notes: Sequence[Note], reads: Sequence[Encoding], choose: Callable[[np.ndarray], Choice[C]]
+        self, notes: Sequence[Note], reads: Sequence[Encoding], choose: Callable[[np.ndarray], ChosenEvidence[C]]
     ) -> list[tuple[C, list[list[EvidenceSpan]]]]:
         """For each report what `choose` makes of its probabilities (L,), and the evidence of the labels it chooses."""
         chosen = map(choose, self.to_probabilities(self.logits_of(reads)))

@@ -46,7 +46,7 @@ from nosology.models.neural import EXCLUDED_LOGIT
 from nosology.models.train import CoderTrainer, TrainedCoder
 from nosology.training.examples import Examples, codes_in_systems, label_space, union
 from nosology.training.losses import class_weights, log_odds_shift
-from nosology.training.run_folder import REFIT, STATES, fingerprint
+from nosology.training.run_folder import REFIT, STATES, run_fingerprint
 from nosology.training.trainer import ParameterGroup, TrainingResult, TrainingRun, fit, launch_fabric
 
 RecipeT = TypeVar("RecipeT", bound=HmhanRecipe)
@@ -255,10 +255,10 @@ class HmhanTrainer(CoderTrainer[RecipeT], Generic[RecipeT]):
         recipe, folder = self.recipe, self.folder
         all_notes = union(train_notes, dev_notes)
         if refit and recipe.model.ensemble_size > 1:
-            trainer = self._trainer(all_notes, folder, fingerprint(recipe, all_notes))
+            trainer = self._trainer(all_notes, folder, run_fingerprint(recipe, all_notes))
             if recipe.model.ensemble_size <= len(set(trainer.train.groups)):
                 return train_cross_fitted(trainer)
-        trainer = self._trainer(train_notes, folder, fingerprint(recipe, train_notes, dev_notes))
+        trainer = self._trainer(train_notes, folder, run_fingerprint(recipe, train_notes, dev_notes))
         dev = ReportDataset.from_notes(list(dev_notes.notes()), recipe, trainer.model)
         rows = np.arange(len(trainer.train))
         states = None if trainer.cached_states is None else trainer.encode(dev)
@@ -280,7 +280,7 @@ class HmhanTrainer(CoderTrainer[RecipeT], Generic[RecipeT]):
     def _refit(self, notes: Examples, tuned: Hmhan, epochs: int) -> Hmhan:
         """A model with one net, trained on all notes, with what was tuned on dev."""
         folder = self.folder / REFIT
-        trainer = self._trainer(notes, folder, fingerprint(self.recipe, notes))
+        trainer = self._trainer(notes, folder, run_fingerprint(self.recipe, notes))
         net, _ = trainer.train_net(0, np.arange(len(trainer.train)), folder / "net_0", stop_epoch=epochs)
         model = trainer.model.tuned_like(tuned)
         model.net = HmhanEnsemble([net])

@@ -37,7 +37,7 @@ _MAX_ROWS = 200_000  # pairs of a mention and a code that a classifier is traine
 _MIN_PARALLEL = 500_000  # characters of notes; with fewer, starting processes takes longer than the work
 _PART = 25  # notes that a process takes at a time
 
-Fit = Callable[[np.ndarray, np.ndarray], Trees]  # from rows (N, F) and targets (N,)
+FitTrees = Callable[[np.ndarray, np.ndarray], Trees]  # from rows (N, F) and targets (N,)
 
 
 def note_folds(notes: Sequence[Note], folds: int, seed: int) -> np.ndarray:
@@ -176,7 +176,7 @@ class CrossValidation:
         return self._held_out([fit], tables, targets, "scoring codes")[0]
 
     def _held_out(
-        self, fits: Sequence[Fit], rows: Sequence[np.ndarray], targets: Sequence[np.ndarray], title: str
+        self, fits: Sequence[FitTrees], rows: Sequence[np.ndarray], targets: Sequence[np.ndarray], title: str
     ) -> list[HeldOut]:
         """For each fit, held-out probabilities and the classifier of all notes."""
         n_folds, sizes = self.recipe.learn.folds, [len(part) for part in targets]
@@ -234,7 +234,7 @@ def _target(note: Note, mentions: NoteMentions, table: MentionTable, has_evidenc
 
 
 def _fit_outside(
-    fit: Fit, rows: np.ndarray, target: np.ndarray, row_fold: np.ndarray, fold: int, seed: int
+    fit: FitTrees, rows: np.ndarray, target: np.ndarray, row_fold: np.ndarray, fold: int, seed: int
 ) -> tuple[Trees, np.ndarray]:
     """The classifier of the rows outside of a fold, and its probabilities of the rows in the fold."""
     train = np.flatnonzero(row_fold != fold)

@@ -37,7 +37,7 @@ from nosology.models.published import load_language_model
 from nosology.models.train import CalibratedTrainer, Fit
 from nosology.training.checkpoint import read_tensors, write_tensors
 from nosology.training.examples import Examples, codes_in_systems, label_space
-from nosology.training.run_folder import BEST, CHECKPOINT, REFIT, fingerprint
+from nosology.training.run_folder import BEST, CHECKPOINT, REFIT, run_fingerprint
 from nosology.training.trainer import ParameterGroup, TrainingResult, TrainingRun, fit
 
 WORDS = "language_words.txt"  # of a language model, one per line, in the order of its vectors
@@ -274,7 +274,7 @@ def _description_vectors(labels: LabelSpace, tokenizer: WordTokenizer, vectors: 
 def _stages(recipe: PlantRecipe, examples: Examples, folder: Path) -> StageCache:
     """The stage cache of examples: in the run folder, or in a subfolder of the folder in the recipe."""
     parts = {"seed": recipe.seed, "holdout": recipe.holdout, "words": recipe.words}
-    common = fingerprint(PlantRecipe(**parts, model=PlantSettings(max_words=recipe.model.max_words)), examples)
+    common = run_fingerprint(PlantRecipe(**parts, model=PlantSettings(max_words=recipe.model.max_words)), examples)
     if recipe.stages:
         check_cache_folder(recipe.stages)
     return StageCache(Path(recipe.stages) / common[:16] if recipe.stages else folder, common)
@@ -328,7 +328,7 @@ def _classifier_fingerprint(recipe: PlantRecipe, *examples: Examples) -> str:
     language = _canonical(recipe.language)
     files = {name: file_hash(getattr(language, name)) for name in ("weights", "words", "backward_weights")}
     same = {"model": model, "stages": "", "language": language.model_copy(update=files)}
-    return fingerprint(recipe.model_copy(update=same), *examples)
+    return run_fingerprint(recipe.model_copy(update=same), *examples)
 
 
 def _train_classifiers(

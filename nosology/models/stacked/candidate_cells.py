@@ -20,7 +20,7 @@ _LEAST = 1e-4  # probabilities are clipped to [_LEAST, 1 - _LEAST] before the lo
 
 
 @dataclass(frozen=True)
-class Cells:
+class CandidateCells:
     """N cells, sorted by note and label."""
 
     rows: np.ndarray  # (N,) note
@@ -55,7 +55,7 @@ class PartScores:
         """The probabilities (B, L_i) of each part."""
         return [part.model.probabilities(notes) for part in self.parts]
 
-    def cells(self, scores: Sequence[np.ndarray]) -> Cells:
+    def cells(self, scores: Sequence[np.ndarray]) -> CandidateCells:
         """The cells of B notes: the codes with the highest probabilities of each part, where these are above 0."""
         tops = [_top(block, self.candidates) for block in scores]
         keys = []
@@ -73,7 +73,7 @@ class PartScores:
             ranks.append(higher.sum(1))
             known.append(column >= 0)
         by_part = (np.stack(arrays, 1) for arrays in (values, ranks, known))  # (N, P) each
-        return Cells(rows, labels, self._features(rows, labels, *by_part))
+        return CandidateCells(rows, labels, self._features(rows, labels, *by_part))
 
     def _features(
         self, rows: np.ndarray, labels: np.ndarray, probabilities: np.ndarray, ranks: np.ndarray, known: np.ndarray

@@ -34,7 +34,7 @@ from nosology.models.stacked.stacker import Stacker
 from nosology.models.train import CoderTrainer, TrainedCoder, software
 from nosology.training.examples import Examples, codes_in_systems, union
 from nosology.training.recipe_settings import Recipe
-from nosology.training.run_folder import fingerprint
+from nosology.training.run_folder import run_fingerprint
 
 _THRESHOLD_FOLDS = 5  # of the stacker's notes, for the threshold
 _FINISHED = "bundle"  # subfolder of a part's run folder with the trained part
@@ -175,7 +175,7 @@ def _train_part(
     """The trained part, or that of a stopped run with the same recipe and notes; folder: for checkpoints."""
     folder.mkdir(parents=True, exist_ok=True)
     settings = recipe.model_dump(mode="json")
-    key = json_sha256([fingerprint(recipe, train_notes, dev_notes), settings, _input_files(settings), refit])
+    key = json_sha256([run_fingerprint(recipe, train_notes, dev_notes), settings, _input_files(settings), refit])
     with suppress(BundleError):
         finished = Bundle.load(folder / _FINISHED)
         if finished.provenance.get(_KEY) == key:
