@@ -93,10 +93,10 @@ def load_notes(patients: int, cache: Path) -> Notes:
     if not place.exists():
         notes = [note for note in simulate_notes(patients, 2, years=(2016, 2019)) if note.codes]
         others = [note.text for note in simulate_notes(1000, 3, years=(2016, 2019))]
-        reader = make_pipeline(
+        vectorizer = make_pipeline(
             TfidfVectorizer(sublinear_tf=True, min_df=3, max_features=20_000), TruncatedSVD(DIM, random_state=0)
         ).fit(others)
-        vectors = reader.transform([note.text for note in notes]).astype(np.float32)
+        vectors = vectorizer.transform([note.text for note in notes]).astype(np.float32)
         order = np.random.default_rng(2).permutation(sorted({note.patient for note in notes})).tolist()
         rank = {patient: i / len(order) for i, patient in enumerate(order)}
         split = ["train" if (r := rank[note.patient]) < 0.7 else "dev" if r < 0.8 else "test" for note in notes]

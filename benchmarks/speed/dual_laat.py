@@ -24,7 +24,7 @@ from nosology.training.data_loader import Batch, pad_notes
 
 LABELS, WORDS, SIZE = 8192, 125_762, 100
 MEDIAN, SPREAD, LONGEST = 1492, 0.386, 4000
-SHAPES = {
+SETTINGS = {
     "gru": DualLaatSettings(encoder="gru", width=512, dropout=0.3),
     "conv": DualLaatSettings(encoder="conv", width=256, dropout=0.2),
 }
@@ -46,11 +46,11 @@ def lengths(batch: int, batches: int, rng: np.random.Generator) -> list[np.ndarr
     return list(every[((np.arange(batches) + 0.5) * 50 / batches).astype(int)])  # evenly over the lengths
 
 
-def operations(shape: DualLaatSettings, words: np.ndarray) -> float:
+def operations(settings: DualLaatSettings, words: np.ndarray) -> float:
     """Floating-point operations of a forward pass over notes of these lengths, only attention and classifier."""
-    states = shape.width * (2 if shape.encoder == "gru" else 1)
-    joined = shape.heads * states
-    attention = 2 * LABELS * shape.heads * (shape.width + states) * words.sum()
+    states = settings.width * (2 if settings.encoder == "gru" else 1)
+    joined = settings.heads * states
+    attention = 2 * LABELS * settings.heads * (settings.width + states) * words.sum()
     return float(attention + 2 * LABELS * joined * (joined + 1) * len(words))
 
 
@@ -67,9 +67,9 @@ def micro_batches(words: np.ndarray, tokens: int) -> list[np.ndarray]:
 def run(encoder: str, batch: int, tokens: int, chunk: int, batches: int, device: str) -> dict[str, float]:
     """One row of the table."""
     rng = np.random.default_rng(0)
-    shape = SHAPES[encoder].model_copy(update={"chunk": chunk})
+    settings = SETTINGS[encoder].model_copy(update={"chunk": chunk})
     torch.manual_seed(0)
-    net = DualLaatNet(shape, WORDS, SIZE).to(device)
+    net = DualLaatNet(settings, WORDS, SIZE).to(device)
     described = [rng.integers(1, WORDS, rng.integers(2, 26)) for _ in range(LABELS)]
     net.descriptions = pad_notes(described)[0]
     optimiser = torch.optim.AdamW(net.parameters(), lr=1e-4, weight_decay=1e-3, fused=device == "cuda")
@@ -102,7 +102,7 @@ def run(encoder: str, batch: int, tokens: int, chunk: int, batches: int, device:
     return {
         "ms_a_note": 1000 * seconds / notes,
         "notes_a_second": notes / seconds,
-        "tflops": 3 * sum(operations(shape, words) for words in every) / seconds / 1e12,
+        "tflops": 3 * sum(operations(settings, words) for words in every) / seconds / 1e12,
         "peak_gb": memory,
         "mean_words": float(np.concatenate(every).mean()),
     }

@@ -28,20 +28,20 @@ from nosology.models.dual_laat.dual_laat_settings import DualLaatSettings
 from nosology.training.data_loader import pad_notes
 
 CODES, WORDS, SIZE, NOTE = 26_000, 125_762, 100, 1500
-SHAPES = {"conv": DualLaatSettings(encoder="conv", width=256), "gru": DualLaatSettings(encoder="gru", width=512)}
+SETTINGS = {"conv": DualLaatSettings(encoder="conv", width=256), "gru": DualLaatSettings(encoder="gru", width=512)}
 RESULT = Path(__file__).parents[1] / "results" / "speed_dual_laat_cpu.json"
 
 
-def operations(shape: DualLaatSettings, words: int, codes: int) -> float:
+def operations(settings: DualLaatSettings, words: int, codes: int) -> float:
     """Floating-point operations for one note: encoder, keys, attention, classifier."""
-    states = shape.width * (2 if shape.encoder == "gru" else 1)
-    joined = shape.heads * states
-    if shape.encoder == "gru":
-        encoder = 2 * words * 2 * 3 * shape.width * (SIZE + shape.width)
+    states = settings.width * (2 if settings.encoder == "gru" else 1)
+    joined = settings.heads * states
+    if settings.encoder == "gru":
+        encoder = 2 * words * 2 * 3 * settings.width * (SIZE + settings.width)
     else:
-        encoder = 2 * words * SIZE * shape.kernel * shape.width
-    keys = 2 * words * states * shape.heads * shape.width
-    attention = 2 * codes * shape.heads * (shape.width + states) * words
+        encoder = 2 * words * SIZE * settings.kernel * settings.width
+    keys = 2 * words * states * settings.heads * settings.width
+    attention = 2 * codes * settings.heads * (settings.width + states) * words
     return float(encoder + keys + attention + 2 * codes * joined * (joined + 1))
 
 
@@ -82,9 +82,9 @@ def coder(encoder: str, rng: np.random.Generator) -> DualLaat:
     """A model with random weights for all codes, with encoded descriptions."""
     torch.manual_seed(0)
     labels = LabelSpace(Code("icd10cm", f"X{i:05}") for i in range(CODES))
-    reader = WordTokenizer(Vocabulary([f"w{i}" for i in range(WORDS - 2)]), 4000)
-    net = DualLaatNet(SHAPES[encoder], WORDS, SIZE).eval()
-    model = DualLaat(labels, np.ones(CODES, np.int64), reader, net, SHAPES[encoder])
+    tokenizer = WordTokenizer(Vocabulary([f"w{i}" for i in range(WORDS - 2)]), 4000)
+    net = DualLaatNet(SETTINGS[encoder], WORDS, SIZE).eval()
+    model = DualLaat(labels, np.ones(CODES, np.int64), tokenizer, net, SETTINGS[encoder])
     described = pad_notes([usual_words(rng, rng.integers(2, 26)) for _ in range(CODES)])[0]
     few = described[:1000] if encoder == "gru" else described  # a GRU would take long; some queries are repeated
     queries = net.all_queries(few).repeat(1, -(-CODES // len(few)), 1)[:, :CODES].contiguous()
@@ -107,7 +107,7 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     rng, rows = np.random.default_rng(0), {}
     ids = usual_words(rng, NOTE)
-    read = Encoding(ids, np.arange(NOTE), np.arange(NOTE) + 1)
+    encoding = Encoding(ids, np.arange(NOTE), np.arange(NOTE) + 1)
 
     def row(name: str, action: Callable[[], object], flop: float) -> None:
         figures = rows[name] = measured(action, flop, arguments.runs)
@@ -116,19 +116,19 @@ def main() -> None:
         rate = f"{figures['gflops']:6.1f} GFLOP/s (matrix product {figures['matrix_gflops']:.0f})"
         print(f"{seconds}  {rate}  share {figures['share']:5.2f}", flush=True)
 
-    for encoder, shape in SHAPES.items():
+    for encoder, settings in SETTINGS.items():
         model = coder(encoder, rng)
         row(f"{encoder}: candidates proposed", lambda m=model: m.retriever.retrieve(ids, 300), 0.0)
         for k in (300, 500):
             some, staged, flop = (
                 model.retriever.retrieve(ids, k).tolist(),
                 model.two_stage(k),
-                operations(shape, NOTE, k),
+                operations(settings, NOTE, k),
             )
-            row(f"{encoder}: {k} codes", lambda m=model, s=some: m.logits_of([read], s), flop)
-            row(f"{encoder}: two stages, {k}", lambda m=staged: m.logits_of([read]), flop)
+            row(f"{encoder}: {k} codes", lambda m=model, s=some: m.logits_of([encoding], s), flop)
+            row(f"{encoder}: two stages, {k}", lambda m=staged: m.logits_of([encoding]), flop)
         if encoder == "conv":
-            row("conv: 26,000 codes", lambda m=model: m.logits_of([read]), operations(shape, NOTE, CODES))
+            row("conv: 26,000 codes", lambda m=model: m.logits_of([encoding]), operations(settings, NOTE, CODES))
     machine = {
         "threads": arguments.threads,
         "cpu": platform.processor() or platform.machine(),

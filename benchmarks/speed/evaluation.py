@@ -120,11 +120,11 @@ def old_chunks() -> Iterator[None]:
 
 def old_probabilities(model: NeuralModel, notes: Sequence[Note]) -> np.ndarray:
     """The probabilities (B, L) of notes in float32, batch by batch, as version 0.2 computed them."""
-    reads = [model.tokenize(note) for note in notes]
-    logits = np.empty((len(reads), len(model.labels)), np.float32)
+    encodings = [model.tokenize(note) for note in notes]
+    logits = np.empty((len(encodings), len(model.labels)), np.float32)
     with model.inference(), old_chunks():
-        for rows in by_length(np.array([len(read) for read in reads]), OLD_TOKENS[model.device.type], 256):
-            batch = Batch(*pad_notes([reads[row].ids for row in rows])).to(model.device)
+        for rows in by_length(np.array([len(encoding) for encoding in encodings]), OLD_TOKENS[model.device.type], 256):
+            batch = Batch(*pad_notes([encodings[row].ids for row in rows])).to(model.device)
             logits[rows] = model.batch_logits(batch).float().cpu().numpy()
     return model.to_probabilities(logits)
 
@@ -185,8 +185,8 @@ def run_stages(bundle: Bundle, model: NeuralModel, corpus: Corpus, old: int, fol
         stages.run("encoding the descriptions, once", 0, lambda: model.queries)
     stages.run("first note", 1, lambda: model.probabilities(notes[:1]))
     model.probabilities(notes[:64])  # warm-up
-    reads = stages.run("reading, in one process", n, lambda: [model.tokenize(note) for note in notes])
-    stages.run("forward pass of notes that are read", n, lambda: model.logits_of(reads))
+    encodings = stages.run("reading, in one process", n, lambda: [model.tokenize(note) for note in notes])
+    stages.run("forward pass of notes that are read", n, lambda: model.logits_of(encodings))
     probabilities = stages.run(
         "reading and forward pass", n, lambda: np.concatenate(list(probability_blocks(model, corpus.notes())))
     )

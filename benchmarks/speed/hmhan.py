@@ -155,9 +155,9 @@ class Training:
         noise = rng.normal(size=(512, WIDTH)).astype(np.float16)
         nothing = np.empty(0, np.float32)
         gold = sparse.csr_matrix((rng.random((reports, CODES)) < 0.1).astype(np.int8))
-        read = [EncodedReport(ids, ids, ids, nothing) for ids in texts]
+        encodings = [EncodedReport(ids, ids, ids, nothing) for ids in texts]
         versions = np.ones(reports, np.int64)
-        self.reports = ReportDataset(read, [()] * reports, gold, versions, versions, [""] * reports)
+        self.reports = ReportDataset(encodings, [()] * reports, gold, versions, versions, [""] * reports)
 
         def encode(missing: list[np.ndarray]) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
             for start in range(0, len(missing), 500):
@@ -349,9 +349,9 @@ def on_cpu() -> dict[str, Any]:
     from nosology.models.hmhan.hmhan_model import Hmhan
     from nosology.models.hmhan.hmhan_net import HmhanEnsemble
 
-    reader, encoder = load_pretrained("minilm", 0, 512)
+    tokenizer, encoder = load_pretrained("minilm", 0, 512)
     texts = simulated_reports(300)
-    reports = ReportTokenizer(reader.tokenizer_json, 512)
+    reports = ReportTokenizer(tokenizer.tokenizer_json, 512)
     labels = LabelSpace([Code("icd10cm", code) for code in ("J18.9", "I50.9", "J90", "N17.9", "I10", "J96.01")])
     categories = CodeCategories.at_level(labels, "chapter")
     shape = HmhanSettings(encoder="minilm", frozen=True)

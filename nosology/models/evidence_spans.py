@@ -69,13 +69,13 @@ def _follows_line_break(text: str, starts: np.ndarray, ends: np.ndarray) -> np.n
     return np.concatenate([[False], np.searchsorted(breaks, starts[1:], "left") > before])
 
 
-def by_word(read: Encoding, weights: np.ndarray) -> WordWeights:
+def by_word(encoding: Encoding, weights: np.ndarray) -> WordWeights:
     """The weights (labels, T) of tokens, summed over the word pieces of each word."""
-    first = np.flatnonzero(np.diff(read.starts, prepend=-1))
-    if len(first) == len(read):  # every token is a word
-        return WordWeights(read.starts, read.ends, np.where(read.ends > read.starts, weights, 0))
+    first = np.flatnonzero(np.diff(encoding.starts, prepend=-1))
+    if len(first) == len(encoding):  # every token is a word
+        return WordWeights(encoding.starts, encoding.ends, np.where(encoding.ends > encoding.starts, weights, 0))
     words = np.add.reduceat(weights, first, axis=1)
-    starts, ends = read.starts[first], read.ends[first]
+    starts, ends = encoding.starts[first], encoding.ends[first]
     words[:, ends <= starts] = 0
     return WordWeights(starts, ends, words)
 

@@ -201,8 +201,8 @@ class NeuralModel(Calibrated[NetT], Generic[NetT, SettingsT, TokenizerT]):
         """The attention weights (B, L, T) of the labels of a batch over its tokens."""
         return self.net.attention(batch)
 
-    def score_batch(self, batch: Batch, reads: Sequence[TokenIds]) -> Tensor:
-        """Logits (B, L) of a batch; reads: the tokenized notes of the batch."""
+    def score_batch(self, batch: Batch, encodings: Sequence[TokenIds]) -> Tensor:
+        """Logits (B, L) of a batch; encodings: the tokenized notes of the batch."""
         return self.batch_logits(batch)
 
     def note_attention(self, batch: Batch) -> Tensor:
@@ -237,50 +237,50 @@ class NeuralModel(Calibrated[NetT], Generic[NetT, SettingsT, TokenizerT]):
 
     def probability_blocks(self, notes: Iterable[Note]) -> Iterator[np.ndarray]:
         """Probabilities (b, L) of one block of notes after the other, in order."""
-        return (self.to_probabilities(self.logits_of(reads)) for _, reads in self.blocks(notes))
+        return (self.to_probabilities(self.logits_of(encodings)) for _, encodings in self.blocks(notes))
 
     def explained(
         self, notes: Iterable[Note], choose: Callable[[np.ndarray], ChosenEvidence[C]]
     ) -> Iterator[tuple[C, list[list[EvidenceSpan]]]]:
         """For each note, in order, what `explain` returns; notes are read lazily, in blocks."""
-        return chain.from_iterable(self.explain(block, reads, choose) for block, reads in self.blocks(notes))
+        return chain.from_iterable(self.explain(block, encodings, choose) for block, encodings in self.blocks(notes))
 
-    def logits_of(self, reads: Sequence[TokenIds], columns: Sequence[int] | None = None) -> np.ndarray:
+    def logits_of(self, encodings: Sequence[TokenIds], columns: Sequence[int] | None = None) -> np.ndarray:
         """Logits (B, L), float32, of tokenized notes; columns: only these labels.
 
         All logits of a note without tokens are `EXCLUDED_LOGIT`.
         """
         width = len(self.labels) if columns is None else len(columns)
-        logits = np.full((len(reads), width), EXCLUDED_LOGIT, dtype=np.float32)
+        logits = np.full((len(encodings), width), EXCLUDED_LOGIT, dtype=np.float32)
         selected = None if columns is None else torch.tensor(columns, dtype=torch.int64)
         with self.inference():
-            for rows, _, scored in one_ahead(self._scored(reads, selected)):
+            for rows, _, scored in one_ahead(self._scored(encodings, selected)):
                 logits[rows] = scored.numpy()
         return logits
 
     def _scored(
-        self, reads: Sequence[TokenIds], labels: Tensor | None, *, encode: bool = False
+        self, encodings: Sequence[TokenIds], labels: Tensor | None, *, encode: bool = False
     ) -> Iterator[tuple[np.ndarray, Batch, HostCopy]]:
         """Batches of notes with tokens: their rows, the batch on the device, and its logits.
 
         encode: the batch keeps what its attention needs.
         """
-        lengths = np.array([len(read.ids) for read in reads], dtype=np.int64)
+        lengths = np.array([len(encoding.ids) for encoding in encodings], dtype=np.int64)
         for rows in by_length(lengths, *batch_limits(self.device)):
-            batch = Batch(*pad_notes([reads[row].ids for row in rows]), labels=labels)
+            batch = Batch(*pad_notes([encodings[row].ids for row in rows]), labels=labels)
             batch = (pin_memory(batch) if self.device.type == "cuda" else batch).to(self.device)
             batch = self.net.encode(batch) if encode else batch
-            yield rows, batch, HostCopy(self.score_batch(batch, [reads[row] for row in rows]).float())
+            yield rows, batch, HostCopy(self.score_batch(batch, [encodings[row] for row in rows]).float())
 
     def explain(
-        self, notes: Sequence[Note], reads: Sequence[Encoding], choose: Callable[[np.ndarray], ChosenEvidence[C]]
+        self, notes: Sequence[Note], encodings: Sequence[Encoding], choose: Callable[[np.ndarray], ChosenEvidence[C]]
     ) -> list[tuple[C, list[list[EvidenceSpan]]]]:
         """For each note what `choose` makes of its probabilities (L,), and the evidence of the labels that it chooses.
 
         Each note is encoded once for both. The CPU finds the spans of a batch while a GPU scores the next.
         """
         nothing = np.zeros(len(self.labels), np.float32)
-        empty = ((row, (choose(nothing)[0], [])) for row, read in enumerate(reads) if not len(read.ids))
+        empty = ((row, (choose(nothing)[0], [])) for row, encoding in enumerate(encodings) if not len(encoding.ids))
         results: dict[int, tuple[C, list[list[EvidenceSpan]]]] = dict(empty)
 
         def attend(rows: np.ndarray, batch: Batch, logits: HostCopy):
@@ -288,14 +288,14 @@ class NeuralModel(Calibrated[NetT], Generic[NetT, SettingsT, TokenizerT]):
             return rows, chosen, self._attention_copies(batch, [columns for _, columns in chosen])
 
         with self.inference():
-            scored = one_ahead(self._scored(reads, None, encode=True))
+            scored = one_ahead(self._scored(encodings, None, encode=True))
             for rows, chosen, copies in one_ahead(attend(*item) for item in scored):
                 weights = chain.from_iterable(copy.numpy() for copy in copies)
                 for row, (choice, columns), of_note in zip(rows.tolist(), chosen, weights):
-                    words = by_word(reads[row], of_note[: len(columns), : len(reads[row].ids)])
+                    words = by_word(encodings[row], of_note[: len(columns), : len(encodings[row].ids)])
                     text = notes[row].text
                     results[row] = choice, best_spans(text, words.weights, words.starts, words.ends, _SPANS)
-        return [results[row] for row in range(len(reads))]
+        return [results[row] for row in range(len(encodings))]
 
     def _attention_copies(self, batch: Batch, columns: Sequence[Sequence[int]]) -> list[HostCopy]:
         """The attention (b, K, T) of each part of a batch; columns: the labels of each note, at most K."""
@@ -312,14 +312,14 @@ class NeuralModel(Calibrated[NetT], Generic[NetT, SettingsT, TokenizerT]):
 
     def attention_weights(self, note: Note, labels: Sequence[int]) -> WordWeights:
         """The attention of each label over the words of a note."""
-        read = self.tokenizer.tokenize(note.text)
-        if not len(read.ids) or not len(labels):
+        encoding = self.tokenizer.tokenize(note.text)
+        if not len(encoding.ids) or not len(labels):
             return WordWeights(np.empty(0, np.int64), np.empty(0, np.int64), np.zeros((len(labels), 0), np.float32))
         selected = torch.tensor(labels, dtype=torch.int64)
         with self.inference():
-            batch = Batch(*pad_notes([read.ids]), labels=selected).to(self.device)
-            weights = self.batch_attention(batch)[0, :, : len(read.ids)].float().cpu().numpy()
-        return by_word(read, weights)
+            batch = Batch(*pad_notes([encoding.ids]), labels=selected).to(self.device)
+            weights = self.batch_attention(batch)[0, :, : len(encoding.ids)].float().cpu().numpy()
+        return by_word(encoding, weights)
 
     def save(self, folder: Path) -> None:
         """Writes model.json and model.safetensors."""

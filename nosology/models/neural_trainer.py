@@ -47,7 +47,7 @@ from nosology.training.trainer import ParameterGroup, TrainingResult, TrainingRu
 class TokenizedNotes:
     """Tokenized notes with their labels and ICD versions."""
 
-    reads: Sequence[TokenIds]
+    encodings: Sequence[TokenIds]
     codes: list[tuple[Code, ...]]  # of the code systems to learn
     gold: sparse.csr_matrix  # (B, L) of 0/1
     versions: np.ndarray  # (B,)
@@ -59,13 +59,13 @@ class TokenizedNotes:
         Words are read from the word caches of the corpora.
         """
         if isinstance(tokenizer, WordTokenizer):
-            reads = examples.words(tokenizer.cleaning).encoded(tokenizer)
+            encodings = examples.words(tokenizer.cleaning).encoded(tokenizer)
         else:
             texts = progress(examples.texts(), "reading", total=len(examples))
             is_subword = isinstance(tokenizer, SubwordTokenizer)
-            reads = list(tokenizer.token_ids(texts) if is_subword else map(tokenizer.tokenize, texts))
+            encodings = list(tokenizer.token_ids(texts) if is_subword else map(tokenizer.tokenize, texts))
         codes = codes_in_labels(settings, labels, examples.codes)
-        return TokenizedNotes(reads, codes, labels.encode(codes), note_versions(examples.codes))
+        return TokenizedNotes(encodings, codes, labels.encode(codes), note_versions(examples.codes))
 
     @property
     def label_counts(self) -> np.ndarray:
@@ -74,11 +74,11 @@ class TokenizedNotes:
 
     def part(self, size: int, seed: int) -> TokenizedNotes:
         """At most `size` of the notes, sampled at random."""
-        if len(self.reads) <= size:
+        if len(self.encodings) <= size:
             return self
-        rows = np.sort(np.random.default_rng(seed).choice(len(self.reads), size, replace=False))
-        reads, codes = [self.reads[int(row)] for row in rows], [self.codes[row] for row in rows]
-        return TokenizedNotes(reads, codes, self.gold[rows], self.versions[rows])
+        rows = np.sort(np.random.default_rng(seed).choice(len(self.encodings), size, replace=False))
+        encodings, codes = [self.encodings[int(row)] for row in rows], [self.codes[row] for row in rows]
+        return TokenizedNotes(encodings, codes, self.gold[rows], self.versions[rows])
 
 
 @dataclass(frozen=True)
@@ -134,17 +134,19 @@ class NeuralTrainer(CalibratedTrainer[R, M], Generic[R, M]):
         The learning-rate schedule stays that of the whole run: a schedule that ends at the best epoch gives a model
         that the tuned threshold does not fit.
         """
-        model, targets, read = self._build(notes)
+        model, targets, tokenized = self._build(notes)
         recipe = self.recipe.stop_after(fitted.choice)
         title = f"{recipe.kind}, on train and dev notes"
-        fit_labels(recipe, model, targets, read, None, self.folder / REFIT, run_fingerprint(recipe, notes), title=title)
+        fit_labels(
+            recipe, model, targets, tokenized, None, self.folder / REFIT, run_fingerprint(recipe, notes), title=title
+        )
         return model
 
     def _word_vector_report(self) -> dict[str, Any]:
         """How the word vectors of the latest model were trained; empty without word vectors."""
         if not isinstance(self.recipe, WordRecipe):
             return {}
-        settings = self.recipe.vectors.resolved(len(self.notes.reads))
+        settings = self.recipe.vectors.resolved(len(self.notes.encodings))
         is_reproducible = settings.workers == 1 or not settings.epochs
         used = {"epochs": settings.epochs, "workers": settings.workers, "reproducible": is_reproducible}
         return {"word_vectors": used}
@@ -162,7 +164,9 @@ class NeuralTrainer(CalibratedTrainer[R, M], Generic[R, M]):
 
 def fit_on_dev(model: M, dev: TokenizedNotes, report: dict[str, Any], choice: Any) -> Fit[M]:
     """A trained model with its logits on dev notes, each within its own ICD version."""
-    logits = mask_other_versions(model.logits_of(dev.reads), dev.versions, label_versions(model.labels), EXCLUDED_LOGIT)
+    logits = mask_other_versions(
+        model.logits_of(dev.encodings), dev.versions, label_versions(model.labels), EXCLUDED_LOGIT
+    )
     return Fit(model, logits, dev.gold, dev.codes, report | {"shape": model.settings.model_dump()}, choice=choice)
 
 
@@ -178,7 +182,7 @@ class LabelBatches:
     @staticmethod
     def of(notes: TokenizedNotes, targets: Targets, versions: np.ndarray) -> LabelBatches:
         """The batches of the notes; versions: ICD versions of the labels to learn."""
-        lengths = np.array([len(read.ids) for read in notes.reads])
+        lengths = np.array([len(encoding.ids) for encoding in notes.encodings])
         # A note coded in another ICD version is neither positive nor negative for the codes to learn.
         used = np.flatnonzero((lengths > 0) & ((notes.versions & np.bitwise_or.reduce(versions)) > 0))
         if not len(used):
@@ -198,7 +202,7 @@ class LabelBatches:
     def make_batch(self, rows: np.ndarray, shared: np.ndarray) -> Batch:
         """The batch of some notes of a step; shared: the targets of the step."""
         notes = self.used[rows]
-        tokens = pad_notes([self.notes.reads[row].ids for row in notes])
+        tokens = pad_notes([self.notes.encodings[row].ids for row in notes])
         gold = torch.from_numpy(label_targets(shared, *self._ids(rows)))
         return Batch(*tokens, torch.from_numpy(shared.astype(np.int64)), gold, torch.from_numpy(notes))
 
@@ -222,7 +226,7 @@ def fit_labels(
 ) -> TrainingResult:
     """The result of training the net of the model on the notes; run_fingerprint: of recipe and notes."""
     batches = LabelBatches.of(notes, targets, label_versions(model.labels))
-    validation = dev and dev.part(recipe.training.validation_notes or len(dev.reads), recipe.seed)
+    validation = dev and dev.part(recipe.training.validation_notes or len(dev.encodings), recipe.seed)
     fitted = fit(
         TrainingRun(
             model.net,
@@ -246,7 +250,7 @@ def fit_labels(
 def _validate(model: NeuralModel, dev: TokenizedNotes, net: torch.nn.Module) -> dict[str, float]:
     """The values of `brief` and the loss on dev notes, each within its own version."""
     model.weights_changed()
-    logits, versions = model.logits_of(dev.reads), label_versions(model.labels)
+    logits, versions = model.logits_of(dev.encodings), label_versions(model.labels)
     mask_other_versions(logits, dev.versions, versions, EXCLUDED_LOGIT)
     probabilities = model.to_probabilities(logits)
     return brief(model.labels, dev.codes, probabilities) | {"dev_loss": mean_loss(logits, dev.gold)}

@@ -88,10 +88,10 @@ def test_probabilities_are_in_the_order_of_the_notes(model):
 
 
 def test_logits_of_columns_and_of_empty_notes(model):
-    reads = [model.tokenizer.tokenize(text) for text in ("pneumonia", "", "pain pain")]
-    every = model.logits_of(reads)
+    encodings = [model.tokenizer.tokenize(text) for text in ("pneumonia", "", "pain pain")]
+    every = model.logits_of(encodings)
     assert (every[1] == EXCLUDED_LOGIT).all()
-    assert np.array_equal(model.logits_of(reads, [2, 0]), every[:, [2, 0]])
+    assert np.array_equal(model.logits_of(encodings, [2, 0]), every[:, [2, 0]])
     assert model.logits_of([]).shape == (0, 3)
 
 

@@ -301,7 +301,7 @@ def test_saved_model_is_the_tuned_model(larger, tmp_path, monkeypatch):
     )
     dev = Examples([larger], lambda note: note.split == "dev")
     tuned = neural.TokenizedNotes.of(dev, recipe("dual_laat").labels, results.model.tokenizer, results.model.labels)
-    logits = loaded.model.logits_of(tuned.reads)
+    logits = loaded.model.logits_of(tuned.encodings)
     neural.mask_other_versions(
         logits, tuned.versions, neural.label_versions(results.model.labels), neural.EXCLUDED_LOGIT
     )

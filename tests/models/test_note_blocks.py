@@ -27,10 +27,12 @@ def test_notes_read_ahead_equal_notes_read_here_and_are_read_lazily():
     assert len(taken) < len(TEXTS), "only a few blocks are read ahead"
     actual += ahead
     assert [len(block) for block, _ in actual] == [10] * 15
-    for (block, reads), (other, others) in zip(actual, expected, strict=True):
+    for (block, encodings), (other, others) in zip(actual, expected, strict=True):
         assert [note.text for note in block] == [note.text for note in other]
-        for read, same in zip(reads, others, strict=True):
-            assert all(np.array_equal(getattr(read, name), getattr(same, name)) for name in ("ids", "starts", "ends"))
+        for encoding, same in zip(encodings, others, strict=True):
+            assert all(
+                np.array_equal(getattr(encoding, name), getattr(same, name)) for name in ("ids", "starts", "ends")
+            )
 
 
 def test_one_block_starts_no_process(monkeypatch):

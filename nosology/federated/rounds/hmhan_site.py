@@ -158,7 +158,7 @@ class HmhanSite:
         self.labels, self.inputs = labels, inputs
         self.label_mask = used_labels(labels, self.examples["train"].codes, self.code_list)
         self._built: tuple[Any, HmhanEnsembleTrainer] | None = None
-        self._read: dict[str, tuple[ReportDataset, CachedStates]] = {}
+        self._datasets: dict[str, tuple[ReportDataset, CachedStates]] = {}
 
     def _model(self, recipe: FederatedHmhanRecipe, weights: Arrays) -> Hmhan:
         """The model with these weights on the device."""
@@ -167,21 +167,21 @@ class HmhanSite:
         key = (recipe.model, recipe.columns, recipe.loss)
         if self._built is None or self._built[0] != key:
             trainer = report_trainer(recipe, self.labels, self.inputs, self.tokenizer, self.encoder, self.cache)
-            self._built, self._read = (key, trainer), {}
+            self._built, self._datasets = (key, trainer), {}
         model = self._built[1].model
         load_shared_weights(model.net, weights)
         return model.to(self.device)
 
     def _reports(self, split: str) -> tuple[ReportDataset, CachedStates]:
         """The reports of a split with the codes that the site uses, and their cached states."""
-        if split not in self._read:
+        if split not in self._datasets:
             assert self._built is not None
             trainer = self._built[1]
-            read = ReportDataset.from_notes(list(self.examples[split].notes()), self.recipe, trainer.model)
-            codes = [tuple(code for code in note if self._uses(code)) for note in read.codes]
-            read = replace(read, codes=codes, gold=trainer.model.labels.encode(codes))
-            self._read[split] = read, trainer.encode(read)
-        return self._read[split]
+            dataset = ReportDataset.from_notes(list(self.examples[split].notes()), self.recipe, trainer.model)
+            codes = [tuple(code for code in note if self._uses(code)) for note in dataset.codes]
+            dataset = replace(dataset, codes=codes, gold=trainer.model.labels.encode(codes))
+            self._datasets[split] = dataset, trainer.encode(dataset)
+        return self._datasets[split]
 
     def train(
         self,

@@ -204,20 +204,22 @@ class WordSite:
     def _notes(self, split: str, model: NeuralModel) -> TokenizedNotes:
         """The tokenized notes of a split, with the codes that the site uses."""
         if split not in self._tokenized:
-            read = TokenizedNotes.of(self.examples[split], self.label_settings, model.tokenizer, model.labels)
-            codes = [tuple(code for code in note if self._uses(code)) for note in read.codes]
-            self._tokenized[split] = replace(read, codes=codes, gold=model.labels.encode(codes))
+            tokenized = TokenizedNotes.of(self.examples[split], self.label_settings, model.tokenizer, model.labels)
+            codes = [tuple(code for code in note if self._uses(code)) for note in tokenized.codes]
+            self._tokenized[split] = replace(tokenized, codes=codes, gold=model.labels.encode(codes))
         return self._tokenized[split]
 
     def _hide_rare_words(self, notes: TokenizedNotes, model: NeuralModel, patients: int) -> TokenizedNotes:
         """The notes with unknown words in place of words of fewer than this many patients of the site."""
-        vocabulary, reads = model.tokenizer.vocabulary, notes.reads
-        assert isinstance(reads, EncodedWords)
+        vocabulary, encodings = model.tokenizer.vocabulary, notes.encodings
+        assert isinstance(encodings, EncodedWords)
         frequent = np.zeros(len(vocabulary), bool)
         frequent[vocabulary.ids(list(self.word_counts(patients)))] = True
         # an id below 0 is a word that the tokenizer leaves out
-        tables = [(cache, np.where((ids < 0) | frequent[ids], ids, np.int32(UNKNOWN))) for cache, ids in reads.tables]
-        return replace(notes, reads=replace(reads, tables=tables))
+        tables = [
+            (cache, np.where((ids < 0) | frequent[ids], ids, np.int32(UNKNOWN))) for cache, ids in encodings.tables
+        ]
+        return replace(notes, encodings=replace(encodings, tables=tables))
 
     def train(
         self,
@@ -254,9 +256,9 @@ class WordSite:
     def _train_vectors(self, weights: Arrays, recipe: FederatedWordRecipe, round_number: int) -> SiteUpdate:
         """The update of a round of word2vec; it has no loss."""
         notes, rounds = self._notes("train", self._untrained(recipe)[0]), vector_rounds(recipe)
-        assert self.inputs is not None and isinstance(notes.reads, EncodedWords)
+        assert self.inputs is not None and isinstance(notes.encodings, EncodedWords)
         matrices = train_matrices(
-            notes.reads,
+            notes.encodings,
             (weights[VECTORS], weights[CONTEXTS]),
             epochs=self.inputs.vector_epochs,
             done=(round_number - 1) / rounds,
@@ -277,6 +279,6 @@ class WordSite:
         """The counts of a split; with a threshold (of probabilities) also hits."""
         model, _ = self._model(recipe, weights)
         notes = self._notes(split, model)
-        logits = model.logits_of(notes.reads)
+        logits = model.logits_of(notes.encodings)
         scores = np.where(logits > EXCLUDED_LOGIT, (calibration or PlattScaling())(logits), np.float32(0))
         return SiteCounts.of(model.labels, logits, scores, notes.codes, self.label_mask, threshold)

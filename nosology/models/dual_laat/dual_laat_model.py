@@ -215,8 +215,8 @@ class DualLaat(NeuralModel[DualLaatNet, DualLaatSettings, WordTokenizer]):
     def description_ids(self, descriptions: Sequence[str]) -> Tensor:
         """The tokens (L, words) of descriptions; one without a word is read as one unknown word."""
         limit = self.settings.max_description
-        read = [self.tokenizer.description_ids(text, limit) for text in descriptions]
-        tokens, lengths = pad_notes([ids if len(ids) else self.tokenizer.vocabulary.ids([""]) for ids in read])
+        encoded = [self.tokenizer.description_ids(text, limit) for text in descriptions]
+        tokens, lengths = pad_notes([ids if len(ids) else self.tokenizer.vocabulary.ids([""]) for ids in encoded])
         return tokens[:, : int(lengths.max())]
 
     def unreadable_codes(self) -> list[Code]:
@@ -244,13 +244,15 @@ class DualLaat(NeuralModel[DualLaatNet, DualLaatSettings, WordTokenizer]):
         model.candidates = candidates if self.retriever else 0
         return model
 
-    def score_batch(self, batch: Batch, reads: Sequence[TokenIds]) -> Tensor:
+    def score_batch(self, batch: Batch, encodings: Sequence[TokenIds]) -> Tensor:
         """Logits (B, L); in two stages, a code that is not among a note's candidates has the logit `EXCLUDED_LOGIT`."""
         if batch.labels is not None or self.retriever is None or not 0 < self.candidates < len(self.labels):
             return self.batch_logits(batch)
         states = self.net.states(batch) if batch.encoded is None else batch.encoded
-        logits = states.new_full((len(reads), len(self.labels)), EXCLUDED_LOGIT, dtype=torch.float32)
-        candidates = [torch.from_numpy(self.retriever.retrieve(read.ids, self.candidates)) for read in reads]
+        logits = states.new_full((len(encodings), len(self.labels)), EXCLUDED_LOGIT, dtype=torch.float32)
+        candidates = [
+            torch.from_numpy(self.retriever.retrieve(encoding.ids, self.candidates)) for encoding in encodings
+        ]
         # On a CPU the first note should not wait until all descriptions are encoded.
         needed = torch.cat(candidates).unique() if states.device.type == "cpu" else torch.arange(len(self.labels))
         queries = self._encoded(needed)

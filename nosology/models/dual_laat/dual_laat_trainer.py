@@ -36,7 +36,7 @@ class DualLaatTrainer(NeuralTrainer[DualLaatRecipe, DualLaat]):
         if not candidates or not isinstance(model, DualLaat):
             return trained
         model.retriever = CandidateRetriever.fit(
-            [read.ids for read in self.notes.reads], self.notes.gold, _description_ids(model)
+            [encoding.ids for encoding in self.notes.encodings], self.notes.gold, _description_ids(model)
         )
         return TrainedCoder(model.two_stage(candidates), trained.decision, trained.report)
 

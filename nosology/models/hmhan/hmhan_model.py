@@ -93,7 +93,7 @@ class Hmhan(NeuralModel):
 
     def logits_of(
         self,
-        reads: Sequence[TokenIds],
+        encodings: Sequence[TokenIds],
         columns: Sequence[int] | None = None,
         cached_states: CachedStates | None = None,
         offset: np.ndarray | None = None,
@@ -103,14 +103,14 @@ class Hmhan(NeuralModel):
         cached_states: states of the reports; the frozen encoder then does not run. offset: (B, all labels) logits of
         another model, to which the net adds.
         """
-        logits = np.full((len(reads), len(self.labels if columns is None else columns)), EXCLUDED_LOGIT, np.float32)
+        logits = np.full((len(encodings), len(self.labels if columns is None else columns)), EXCLUDED_LOGIT, np.float32)
         labels = None if columns is None else torch.tensor(columns, dtype=torch.int64)
-        lengths = np.array([len(read.ids) for read in reads], dtype=np.int64)
+        lengths = np.array([len(encoding.ids) for encoding in encodings], dtype=np.int64)
         gpu = self.device.type == "cuda"
         half = gpu or torch.is_autocast_enabled("cpu")
         with evaluating(self.net), torch.autocast(self.device.type, torch.bfloat16, enabled=half):
             for rows in by_length(lengths, _BATCH_TOKENS["cuda" if gpu else "cpu"], _BATCH_NOTES):
-                batch = collate_reports([reads[row] for row in rows], labels=labels)
+                batch = collate_reports([encodings[row] for row in rows], labels=labels)
                 if cached_states is not None:
                     states = cached_states.padded_batch(rows.tolist(), batch.tokens.shape[1])
                     batch = replace(batch, states=states)
@@ -120,10 +120,10 @@ class Hmhan(NeuralModel):
         return logits
 
     def explain(
-        self, notes: Sequence[Note], reads: Sequence[Encoding], choose: Callable[[np.ndarray], ChosenEvidence[C]]
+        self, notes: Sequence[Note], encodings: Sequence[Encoding], choose: Callable[[np.ndarray], ChosenEvidence[C]]
     ) -> list[tuple[C, list[list[EvidenceSpan]]]]:
         """For each report what `choose` makes of its probabilities (L,), and the evidence of the labels it chooses."""
-        chosen = map(choose, self.to_probabilities(self.logits_of(reads)))
+        chosen = map(choose, self.to_probabilities(self.logits_of(encodings)))
         return [(choice, self.evidence(note, columns)) for note, (choice, columns) in zip(notes, chosen)]
 
     @cached_property

@@ -208,8 +208,8 @@ def language_streams(
     recipe: PlantRecipe, encoder: AwdLstm, notes: TokenizedNotes, backward: bool
 ) -> tuple[LanguageModel, StreamPlan, TextStreams]:
     """The language model of an encoder, and the text streams of notes that it is trained on."""
-    settings, reads = recipe.language, cast("EncodedWords", notes.reads)
-    texts = reads[np.flatnonzero([len(read) for read in reads])]
+    settings, encodings = recipe.language, cast("EncodedWords", notes.encodings)
+    texts = encodings[np.flatnonzero([len(encoding) for encoding in encodings])]
     if not len(texts):
         raise DataError("the training notes have no word: no language model can be learned from them")
     plan = StreamPlan.of(texts, settings.training.batch, settings.window, recipe.seed)
@@ -219,7 +219,7 @@ def language_streams(
 
 def word_presence(notes: TokenizedNotes, words: int) -> sparse.csr_matrix:
     """The words of each note: 0/1 (B, V), without padding and unknown words."""
-    rows = [np.unique(read.ids[read.ids >= SPECIALS]) for read in notes.reads]
+    rows = [np.unique(encoding.ids[encoding.ids >= SPECIALS]) for encoding in notes.encodings]
     bounds = np.cumsum([0, *map(len, rows)])
     columns = np.concatenate(rows) if rows else np.empty(0, np.int32)
     return sparse.csr_matrix((np.ones(len(columns), np.int8), columns, bounds), shape=(len(rows), words))

@@ -41,7 +41,7 @@ class Reports(Hmhan):
 
     def logits_of(
         self,
-        reads: Sequence[TokenIds],
+        encodings: Sequence[TokenIds],
         columns: Sequence[int] | None = None,
         cached_states: CachedStates | None = None,
         offset: np.ndarray | None = None,
@@ -50,12 +50,12 @@ class Reports(Hmhan):
 
         cached_states: as in `Hmhan.logits_of`. offset: (B, all labels), in place of the logits of the SVMs.
         """
-        words = self.svms.logits(reads) if offset is None else offset
+        words = self.svms.logits(encodings) if offset is None else offset
         chosen = words if columns is None else words[:, list(columns)]
         if not self.net_weight:  # the nets need not be run
-            has_tokens = np.array([len(read.ids) > 0 for read in reads], dtype=bool)
+            has_tokens = np.array([len(encoding.ids) > 0 for encoding in encodings], dtype=bool)
             return np.where(has_tokens[:, None], chosen, np.float32(EXCLUDED_LOGIT))
-        return mixed_logits(super().logits_of(reads, columns, cached_states, words), chosen, self.net_weight)
+        return mixed_logits(super().logits_of(encodings, columns, cached_states, words), chosen, self.net_weight)
 
     @property
     def has_net_weight(self) -> bool:

@@ -240,7 +240,7 @@ def test_numbers_stay_out_where_rare_words_are_unknown(tmp_path):
     for rare in ("train", "unknown"):
         settings = recipe("words.alphabetic=true", f"federation.rare_words={rare}", "federation.min_site_notes=8")
         _, (site,) = setup_of(numbers, settings)
-        lengths.append([len(read) for read in site._notes("train", site._untrained(settings)[0]).reads])
+        lengths.append([len(encoding) for encoding in site._notes("train", site._untrained(settings)[0]).encodings])
     assert lengths[0] == lengths[1]
 
 

@@ -132,11 +132,11 @@ def test_learning_rate_falls_over_the_rounds(corpus):  # noqa: F811
     """With the shares of a training that has ended, nothing moves but by the smallest rate."""
     federation, sites = start(corpus, recipe("caml", *ROUNDS))
     sites[0].configure(federation.setup.labels, federation.setup.inputs)
-    reads = sites[0]._notes("train", sites[0]._untrained(federation.recipe)[0]).reads
+    encodings = sites[0]._notes("train", sites[0]._untrained(federation.recipe)[0]).encodings
     matrices = initial_matrices(len(federation.setup.inputs.words) + 2, 8, 0)
 
     def moved(done: float, end: float) -> float:
-        trained = train_matrices(reads, matrices, epochs=2, done=done, end=end, seed=1)
+        trained = train_matrices(encodings, matrices, epochs=2, done=done, end=end, seed=1)
         return float(sum(np.abs(new - old).sum() for new, old in zip(trained, matrices)))
 
     assert moved(0.0, 0.1) > 5 * moved(0.9, 1.0) > 0

@@ -206,14 +206,14 @@ def with_retriever(model: DualLaat) -> DualLaat:
 
 def test_two_stage_scores_only_candidates():
     model = with_retriever(coder("gru"))
-    reads = [model.tokenizer.tokenize(text) for text in (TEXT, "", "pain 2")]
-    full, some = model.logits_of(reads), model.two_stage(2).logits_of(reads)
-    for row, read in enumerate(reads):
-        chosen = model.retriever.retrieve(read.ids, 2) if len(read.ids) else []
+    encodings = [model.tokenizer.tokenize(text) for text in (TEXT, "", "pain 2")]
+    full, some = model.logits_of(encodings), model.two_stage(2).logits_of(encodings)
+    for row, encoding in enumerate(encodings):
+        chosen = model.retriever.retrieve(encoding.ids, 2) if len(encoding.ids) else []
         assert some[row, chosen] == pytest.approx(full[row, chosen], abs=1e-4)
         assert (np.delete(some[row], chosen) == EXCLUDED_LOGIT).all()
-    assert np.array_equal(model.two_stage(5).logits_of(reads), full), "as many candidates as codes: all are scored"
-    assert np.array_equal(model.two_stage(0).logits_of(reads), full)
+    assert np.array_equal(model.two_stage(5).logits_of(encodings), full), "as many candidates as codes: all are scored"
+    assert np.array_equal(model.two_stage(0).logits_of(encodings), full)
 
 
 def test_two_stages_on_a_cpu_encode_only_the_descriptions_of_candidates(monkeypatch):

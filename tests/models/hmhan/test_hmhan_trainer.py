@@ -164,11 +164,11 @@ def test_nets_with_one_frozen_encoder_run_it_once_per_report(tiny, tmp_path):
     model = Bundle.load(tmp_path / "bundle").model
     single = [replace(model, net=HmhanEnsemble([net])) for net in model.net.nets]
     texts = [note.text for note in notes[:3]]
-    reads, calls = [model.tokenize(note) for note in as_notes(texts)], []
+    encodings, calls = [model.tokenize(note) for note in as_notes(texts)], []
     model.net.nets[0].encoder.register_forward_hook(lambda *_: calls.append(1))
-    together = model.logits_of(reads)
+    together = model.logits_of(encodings)
     assert len(calls) == 1
-    assert together == pytest.approx(np.mean([part.logits_of(reads) for part in single], axis=0), abs=1e-5)
+    assert together == pytest.approx(np.mean([part.logits_of(encodings) for part in single], axis=0), abs=1e-5)
     calls.clear()
     weights = model.attention_weights(as_notes(texts)[0], [0]).weights
     assert len(calls) == 1

@@ -267,7 +267,7 @@ def test_frozen_encoder_reads_each_note_once(examples, tmp_path, monkeypatch):
         for name, value in net.encoder.state_dict().items():
             assert torch.equal(before[name], value), name
         weights.append(net.state_dict())
-    notes = len(pipeline.notes.reads)
+    notes = len(pipeline.notes.encodings)
     assert reads == [notes, 4 * notes]
     for name, value in weights[0].items():
         torch.testing.assert_close(weights[1][name], value, atol=1e-4, rtol=1e-3)
