@@ -83,14 +83,14 @@ class MultiHeadAttention(nn.Module):
 class HierarchicalAttention(nn.Module):
     """Both levels."""
 
-    category: Tensor
+    category_of_label: Tensor
 
-    def __init__(self, width: int, categories: Tensor, heads: int = 4):
-        """categories: (L,) index of the category of each code."""
+    def __init__(self, width: int, category_of_label: Tensor, heads: int = 4):
+        """category_of_label: (L,) index of the category of each code."""
         super().__init__()
-        self.register_buffer("category", categories.long())
-        self.categories = nn.Parameter(0.5 * torch.randn(int(categories.max()) + 1, width))
-        self.codes = nn.Parameter(0.5 * torch.randn(len(categories), width))
+        self.register_buffer("category_of_label", category_of_label.long())
+        self.category_queries = nn.Parameter(0.5 * torch.randn(int(category_of_label.max()) + 1, width))
+        self.codes = nn.Parameter(0.5 * torch.randn(len(category_of_label), width))
         self.first, self.second = MultiHeadAttention(width, heads), MultiHeadAttention(width, heads)
         self.first_norm, self.second_norm = nn.LayerNorm(width), nn.LayerNorm(width)
 
@@ -99,60 +99,62 @@ class HierarchicalAttention(nn.Module):
         padding = (0, self.codes.shape[1] - codes.shape[1])
         with torch.no_grad():
             self.codes.copy_(pad(codes, padding))
-            self.categories.copy_(pad(categories, padding))
+            self.category_queries.copy_(pad(categories, padding))
 
     def forward(self, states: Tensor, mask: Tensor, labels: Tensor | None = None) -> Tensor:
         """The vectors (B, L, D) of the codes; labels: indices of codes, None: all."""
-        queries = self._code_queries(states, mask, labels)
+        queries = self._level_2_queries(states, mask, labels)
         return self.second_norm(queries + self.second(queries, states, mask))
 
     def category_vectors(self, states: Tensor, mask: Tensor) -> Tensor:
         """The level-1 outputs (B, K, D) of the categories."""
-        queries = self._category_queries(states)
+        queries = self._level_1_queries(states)
         return self.first_norm(queries + self.first(queries, states, mask))
 
-    def _category_queries(self, states: Tensor) -> Tensor:
-        return self.categories.to(states.dtype)[None]
+    def _level_1_queries(self, states: Tensor) -> Tensor:
+        return self.category_queries.to(states.dtype)[None]
 
-    def _code_queries(self, states: Tensor, mask: Tensor, labels: Tensor | None) -> Tensor:
-        codes, category = (self.codes, self.category) if labels is None else (self.codes[labels], self.category[labels])
+    def _level_2_queries(self, states: Tensor, mask: Tensor, labels: Tensor | None) -> Tensor:
+        codes, category = self.codes, self.category_of_label
+        if labels is not None:
+            codes, category = codes[labels], category[labels]
         return codes.to(states.dtype) + self.category_vectors(states, mask)[:, category]
 
     def attention(self, states: Tensor, mask: Tensor, labels: Tensor | None = None) -> Tensor:
         """The weights (B, L, T) of the codes over the tokens."""
-        return self.second.weights(self._code_queries(states, mask, labels), states, mask)
+        return self.second.weights(self._level_2_queries(states, mask, labels), states, mask)
 
     def category_attention(self, states: Tensor, mask: Tensor) -> Tensor:
         """The weights (B, K, T) of the categories over the tokens."""
-        return self.first.weights(self._category_queries(states), states, mask)
+        return self.first.weights(self._level_1_queries(states), states, mask)
 
 
 class SingleQueryAttention(nn.Module):
     """Baseline: one query and one head; all codes share one vector ("custom attention" of the paper)."""
 
-    def __init__(self, width: int, categories: Tensor, heads: int = 1):
+    def __init__(self, width: int, category_of_label: Tensor, heads: int = 1):
         super().__init__()
         self.query = nn.Parameter(0.5 * torch.randn(1, width))
-        self.look, self.norm = MultiHeadAttention(width, 1), nn.LayerNorm(width)  # `look` is a name in saved weights
-        self.labels = len(categories)
+        self.cross_attention, self.norm = MultiHeadAttention(width, 1), nn.LayerNorm(width)
+        self.labels = len(category_of_label)
 
     def forward(self, states: Tensor, mask: Tensor, labels: Tensor | None = None) -> Tensor:
         """The shared vector (B, 1, D)."""
         queries = self.query.to(states.dtype)[None]
-        return self.norm(queries + self.look(queries, states, mask))
+        return self.norm(queries + self.cross_attention(queries, states, mask))
 
     def attention(self, states: Tensor, mask: Tensor, labels: Tensor | None = None) -> Tensor:
         """The weights (B, L, T), the same for all codes."""
-        weights = self.look.weights(self.query.to(states.dtype)[None], states, mask)
+        weights = self.cross_attention.weights(self.query.to(states.dtype)[None], states, mask)
         return weights.expand(-1, self.labels if labels is None else len(labels), -1)
 
 
 class MeanPooling(nn.Module):
     """Baseline without attention: the mean of the tokens."""
 
-    def __init__(self, width: int, categories: Tensor, heads: int = 0):
+    def __init__(self, width: int, category_of_label: Tensor, heads: int = 0):
         super().__init__()
-        self.norm, self.labels = nn.LayerNorm(width), len(categories)
+        self.norm, self.labels = nn.LayerNorm(width), len(category_of_label)
 
     def forward(self, states: Tensor, mask: Tensor, labels: Tensor | None = None) -> Tensor:
         """The shared vector (B, 1, D)."""

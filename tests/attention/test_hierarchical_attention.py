@@ -46,7 +46,7 @@ def test_category_vector_changes_only_codes_of_the_category():
     states, mask = notes([9, 5], 9)
     with torch.no_grad():
         before, attention_before = module(states, mask), module.attention(states, mask)
-        module.categories[0] += torch.randn(WIDTH)
+        module.category_queries[0] += torch.randn(WIDTH)
         after, attention_after = module(states, mask), module.attention(states, mask)
     changed = (after - before).abs().amax((0, 2)) > 1e-4
     assert changed.tolist() == [True, True, False, False]
@@ -90,7 +90,7 @@ def test_initialize_queries_copies_the_vectors():
     module = HierarchicalAttention(WIDTH, CATEGORIES, 2)
     codes, categories = torch.randn(4, WIDTH), torch.randn(3, WIDTH)
     module.initialize_queries(codes, categories)
-    assert torch.equal(module.codes, codes) and torch.equal(module.categories, categories)
+    assert torch.equal(module.codes, codes) and torch.equal(module.category_queries, categories)
 
 
 def test_untrained_query_attends_to_the_most_similar_token():

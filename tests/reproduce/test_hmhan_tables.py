@@ -60,7 +60,7 @@ def test_nothing_but_the_assignment_of_rows_differs_between_protocols(tiny, tmp_
             return curve[-1]
 
         result = fit(replace(run, validate=validate))
-        runs.append((run.settings, run.seed, run.use_cuda_graphs, run.net.loss, run.net.weights.shape))
+        runs.append((run.settings, run.seed, run.use_cuda_graphs, run.net.loss, run.net.class_weights.shape))
         scores = [metrics["micro_f1"] for metrics in curve]
         assert len(scores) == 2 and result.best_epoch == 1 + int(np.argmax(scores))
         best.append(curve[result.best_epoch - 1])

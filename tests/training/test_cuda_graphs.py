@@ -55,7 +55,7 @@ def test_hmhan_on_cached_states_reads_only_tensors_that_a_graph_copies():
     torch.manual_seed(0)
     shape = HmhanSettings(frozen=True, heads=2, hidden=(8,), dropout=0.0, state_dropout=0.0)
     net = HmhanNet(shape, LossSettings(), encoder, torch.tensor([0, 0, 1])).train()
-    torch.nn.init.normal_(net.head.own)
+    torch.nn.init.normal_(net.head.code_weight)
     first, second = (
         replace(batch, tokens=batch.tokens.to(META), notes=torch.zeros(4, device=META))
         for batch in (report_batch(4, 1), report_batch(4, 2))

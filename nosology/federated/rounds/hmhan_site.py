@@ -48,7 +48,7 @@ from nosology.training.trainer import make_adamw, make_batch_plan
 
 REPORT_PREPROCESSING = "reports with marks of negation and context, states of a frozen encoder"
 _ENCODER = "encoder."  # in the names of weights of a net
-_LABEL_ROWS = ("look.codes", "head.own", "head.bias")  # in the names of weights of a net
+_LABEL_ROWS = ("code_attention.codes", "head.code_weight", "head.bias")  # in the names of weights of a net
 
 
 @dataclass(frozen=True, eq=False)

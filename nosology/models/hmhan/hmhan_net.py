@@ -85,18 +85,17 @@ class HmhanHead(nn.Module):
             for n_in, n_out in pairwise(sizes)
             for layer in (nn.Linear(n_in, n_out), nn.LayerNorm(n_out), nn.GELU(), nn.Dropout(dropout))
         ]
-        # `trunk`, `shared` and `own` are names in saved weights.
-        self.trunk = nn.Sequential(*layers)
-        self.shared = nn.Parameter(torch.zeros(sizes[-1]))  # zero: an untrained head adds nothing
-        self.own = nn.Parameter(torch.zeros(labels, sizes[-1]))
+        self.mlp = nn.Sequential(*layers)
+        self.shared_weight = nn.Parameter(torch.zeros(sizes[-1]))  # zero: an untrained head adds nothing
+        self.code_weight = nn.Parameter(torch.zeros(labels, sizes[-1]))
         self.bias = nn.Parameter(torch.zeros(labels))
 
     def initialize_output(self, bias: Tensor | None, zero_weights: bool) -> None:
         """Sets the initial bias (L,) of the codes; None: torch's default, as for weights that are not zero."""
-        bound = len(self.shared) ** -0.5
+        bound = len(self.shared_weight) ** -0.5
         with torch.no_grad():
             if not zero_weights:
-                self.shared.uniform_(-bound, bound)
+                self.shared_weight.uniform_(-bound, bound)
             if bias is None:
                 self.bias.uniform_(-bound, bound)
             else:
@@ -109,15 +108,17 @@ class HmhanHead(nn.Module):
                 raise ValueError("columns must be given for a head with columns; got None")
             projected = self.columns(columns.to(vectors.dtype))[:, None].expand(-1, vectors.shape[1], -1)
             vectors = torch.cat([vectors, projected], dim=-1)
-        own, bias = (self.own, self.bias) if labels is None else (self.own[labels], self.bias[labels])
-        hidden = self.trunk(vectors)
-        return (hidden * (self.shared + own).to(hidden.dtype)).sum(-1).float() + bias
+        code_weight, bias = self.code_weight, self.bias
+        if labels is not None:
+            code_weight, bias = code_weight[labels], bias[labels]
+        hidden = self.mlp(vectors)
+        return (hidden * (self.shared_weight + code_weight).to(hidden.dtype)).sum(-1).float() + bias
 
 
 class HmhanNet(nn.Module):
     """One net: encoder, attention and head."""
 
-    weights: Tensor
+    class_weights: Tensor
     prior_shift: Tensor
 
     def __init__(
@@ -125,24 +126,26 @@ class HmhanNet(nn.Module):
         settings: HmhanSettings,
         loss: LossSettings,
         encoder: WindowedTransformer,
-        categories: Tensor,
+        category_of_label: Tensor,
         columns: int = 0,
         projected: int = 64,
         early: bool = False,
     ):
-        """categories: (L,) the category of each code. columns: C. early: columns are read before attention."""
+        """category_of_label: (L,) index of the category of each code. columns: C.
+
+        early: columns are read before attention.
+        """
         super().__init__()
-        labels, early = len(categories), early and columns > 0
+        labels, early = len(category_of_label), early and columns > 0
         width = encoder.width + (projected if early else 0)
         self.loss = loss
         self.encoder = encoder
         self.encoder.requires_grad_(not settings.frozen)
         self.dropout = nn.Dropout(settings.state_dropout)
         self.early_columns = nn.Linear(columns, projected) if early else None
-        # `look` and `weights` are names in saved weights.
-        self.look = ATTENTIONS[settings.attention](width, categories, settings.heads)
+        self.code_attention = ATTENTIONS[settings.attention](width, category_of_label, settings.heads)
         self.head = HmhanHead(width, 0 if early else columns, projected, settings.hidden, labels, settings.dropout)
-        self.register_buffer("weights", torch.ones(labels))  # class weights
+        self.register_buffer("class_weights", torch.ones(labels))
         self.register_buffer("prior_shift", torch.zeros(labels))  # of the log odds of codes, by synthetic rows
         self.register_load_state_dict_pre_hook(_convert_old_weights)
 
@@ -184,14 +187,14 @@ class HmhanNet(nn.Module):
     def _offset(self, batch: ReportBatch) -> Tensor:
         """The offset (B, L) of the labels of the batch; zeros (B, 1) without an offset."""
         if batch.offset is None:
-            return torch.zeros(len(batch.lengths), 1, device=self.weights.device)
+            return torch.zeros(len(batch.lengths), 1, device=self.class_weights.device)
         return batch.offset if batch.labels is None else batch.offset[:, batch.labels]
 
     def loss_bias(self, labels: Tensor | None = None) -> LossBias:
         """The bias that the loss and synthetic rows give to the logits of labels; None: all."""
         loss, chosen = self.loss, slice(None) if labels is None else labels
         return LossBias(
-            loss.bce, self.weights[chosen], loss.focal, loss.gamma, loss.alpha, shift=self.prior_shift[chosen]
+            loss.bce, self.class_weights[chosen], loss.focal, loss.gamma, loss.alpha, shift=self.prior_shift[chosen]
         )
 
     def unbiased(self, logits: Tensor, labels: Tensor | None = None) -> Tensor:
@@ -200,24 +203,24 @@ class HmhanNet(nn.Module):
 
     def code_vectors(self, batch: ReportBatch) -> Tensor:
         """The output of attention, one vector per code (B, L, D); (B, 1, D) for the baselines."""
-        return self.look(*self.states(batch), batch.labels)
+        return self.code_attention(*self.states(batch), batch.labels)
 
     def attention(self, batch: ReportBatch) -> Tensor:
         """The attention weights (B, L, T) of each code over the tokens."""
-        return self.look.attention(*self.states(batch), batch.labels)
+        return self.code_attention.attention(*self.states(batch), batch.labels)
 
     def category_attention(self, batch: ReportBatch) -> Tensor:
         """The attention weights (B, K, T) of each category over the tokens; needs hierarchical attention."""
-        if not isinstance(self.look, HierarchicalAttention):
-            raise ValueError(f"attention must be hierarchical; got {type(self.look).__name__}")
-        return self.look.category_attention(*self.states(batch))
+        if not isinstance(self.code_attention, HierarchicalAttention):
+            raise ValueError(f"attention must be hierarchical; got {type(self.code_attention).__name__}")
+        return self.code_attention.category_attention(*self.states(batch))
 
     def states(self, batch: ReportBatch) -> tuple[Tensor, Tensor]:
         """The encoder states (B, T, D) of the tokens, with early columns if there are any, and their mask (B, T)."""
         if batch.states is None:
             states = self.encoder(batch.tokens, batch.lengths)
         else:
-            states = batch.states.to(self.head.shared.device).to(self.head.shared.dtype)
+            states = batch.states.to(self.head.shared_weight.device).to(self.head.shared_weight.dtype)
         states = self.dropout(states)
         if self.early_columns is not None:
             if batch.columns is None:
@@ -233,7 +236,7 @@ class HmhanNet(nn.Module):
         if loss.focal:
             losses = losses + loss.focal * focal_loss(logits, targets, loss.gamma, loss.alpha)
         if loss.bce:
-            weights = self.weights if labels is None else self.weights[labels]
+            weights = self.class_weights if labels is None else self.class_weights[labels]
             losses = losses + loss.bce * weighted_bce(logits, targets, weights)
         return losses
 
@@ -243,10 +246,27 @@ def _convert_old_weights(net: HmhanNet, weights: dict[str, Tensor], prefix: str,
 
     Word weights belong to kind `reports` now, there was no prior shift, and keys had a bias, which changed no output.
     """
-    key_biases = [f"look.{part}.key.bias" for part in ("first", "second", "look")]
+    for name in list(weights):
+        old = next((old for old in _OLD_NAMES if f"{name}.".startswith(f"{prefix}{old}.")), None)
+        if old is not None:
+            weights[prefix + _OLD_NAMES[old] + name.removeprefix(prefix + old)] = weights.pop(name)
+    key_biases = [f"code_attention.{part}.key.bias" for part in ("first", "second", "cross_attention")]
     for name in ("words", "word_bias", "share", *key_biases):
         weights.pop(prefix + name, None)
-    weights.setdefault(f"{prefix}prior_shift", torch.zeros_like(weights[f"{prefix}weights"]))
+    weights.setdefault(f"{prefix}prior_shift", torch.zeros_like(weights[f"{prefix}class_weights"]))
+
+
+# Modules and weights of version 0.2, and their names of today; a module comes after those in it.
+_OLD_NAMES = {
+    "look.look": "code_attention.cross_attention",
+    "look.categories": "code_attention.category_queries",
+    "look.category": "code_attention.category_of_label",
+    "look": "code_attention",
+    "head.trunk": "head.mlp",
+    "head.own": "head.code_weight",
+    "head.shared": "head.shared_weight",
+    "weights": "class_weights",
+}
 
 
 class HmhanEnsemble(nn.Module):

@@ -154,9 +154,9 @@ class HmhanEnsembleTrainer:
             # A column that is 0 in all reports (such as "age unknown") is not learned: its random weights must go.
             net.column_layer.weight.data[:, torch.from_numpy(~seen)] = 0
         self._initialize_output(net, counts, known, shift)
-        if model.settings.init_from_descriptions and isinstance(net.look, HierarchicalAttention):
+        if model.settings.init_from_descriptions and isinstance(net.code_attention, HierarchicalAttention):
             descriptions = [label_description(code, expand_headers=True) for code in model.labels.codes]
-            net.look.initialize_queries(
+            net.code_attention.initialize_queries(
                 self._mean_states(encoder, descriptions), self._mean_states(encoder, categories.descriptions)
             )
         return net
@@ -167,7 +167,7 @@ class HmhanEnsembleTrainer:
         """Sets class weights, prior shift and the output layer of an untrained net."""
         settings, loss = self.model.settings, self.recipe.loss
         if loss.weighted:
-            net.weights.copy_(class_weights(counts, known, loss.max_class_weight))
+            net.class_weights.copy_(class_weights(counts, known, loss.max_class_weight))
         if shift is not None:
             net.prior_shift.copy_(shift)
         bias = None

@@ -124,7 +124,7 @@ def test_columns_and_class_weights_are_those_of_all_notes(tiny, corpus, tmp_path
     labels = bundle.model.labels
     counts = torch.tensor([sum(code in note.codes for note in notes) for code in labels.codes])
     expected = class_weights(counts.float(), len(notes), settings.loss.max_class_weight)
-    np.testing.assert_allclose(bundle.model.net.nets[0].weights.numpy(), expected.numpy())
+    np.testing.assert_allclose(bundle.model.net.nets[0].class_weights.numpy(), expected.numpy())
 
 
 def test_rows_of_labels_are_those_of_sites_that_use_them(tiny, corpus, tmp_path):
@@ -139,7 +139,7 @@ def test_rows_of_labels_are_those_of_sites_that_use_them(tiny, corpus, tmp_path)
     initial = federation.setup.initial_weights()
     updates = [site.train(initial, settings, 1) for site in sites]
     rows = federation.strategy.rows.names
-    assert {name.removeprefix("nets.0.") for name in rows} == {"look.codes", "head.own", "head.bias"}
+    assert {name.removeprefix("nets.0.") for name in rows} == {"code_attention.codes", "head.code_weight", "head.bias"}
     for name, value in result.items():
         masks = np.stack([update.label_mask if name in rows else np.ones(len(value), bool) for update in updates])
         parts = np.stack([update.arrays[name] for update in updates])

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from scipy.special import expit
 
 from nosology.config import load_recipe
-from nosology.models.hmhan.hmhan_net import HmhanNet, ReportBatch
+from nosology.models.hmhan.hmhan_net import HmhanEnsemble, HmhanNet, ReportBatch
 from nosology.models.hmhan.hmhan_settings import HmhanSettings, LossSettings
 from nosology.models.hmhan.hmhan_trainer import HmhanEnsembleTrainer
 from nosology.training.losses import class_weights
@@ -46,7 +48,7 @@ def test_corrected_probabilities_are_calibrated_and_uncorrected_ones_are_not(los
     torch.manual_seed(0)
     settings = HmhanSettings(attention="none", hidden=[16], dropout=0.0, state_dropout=0.0, frozen=True)
     net = HmhanNet(settings, loss, NoEncoder(), torch.zeros(3, dtype=torch.int64))
-    net.weights.copy_(class_weights(train.targets.sum(0), REPORTS, loss.max_class_weight))
+    net.class_weights.copy_(class_weights(train.targets.sum(0), REPORTS, loss.max_class_weight))
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.02)
     for _ in range(250):
         optimizer.zero_grad()
@@ -81,5 +83,42 @@ def test_output_layer_can_start_as_an_ordinary_linear_layer(tmp_path):
     for settings, is_zero in (([*tiny, "model.output_weights=zero"], True), ([*tiny, *default], False)):
         trainer = HmhanEnsembleTrainer.from_notes(load_recipe("hmhan", settings), small_notes(40), tmp_path, "")
         head = trainer.build_net(np.arange(40), 0).head
-        assert (not head.shared.any()) == is_zero
+        assert (not head.shared_weight.any()) == is_zero
         assert head.bias.abs().max() > 0 and (head.bias.abs().max() <= 8**-0.5) == (not is_zero)
+
+
+NAMES = {  # of today -> of version 0.2
+    "code_attention.cross_attention.": "look.look.",
+    "code_attention.category_queries": "look.categories",
+    "code_attention.category_of_label": "look.category",
+    "code_attention.": "look.",
+    "head.mlp.": "head.trunk.",
+    "head.code_weight": "head.own",
+    "head.shared_weight": "head.shared",
+    "class_weights": "weights",
+}
+
+
+def with_old_name(name: str) -> str:
+    today = next((part for part in NAMES if name.startswith(part)), "")
+    return NAMES.get(today, "") + name.removeprefix(today)
+
+
+@pytest.mark.parametrize("prefix", ["", "nets.0."])
+@pytest.mark.parametrize("attention", ["hierarchical", "single", "none"])
+def test_weights_with_the_names_of_version_0_2_give_the_same_logits(attention, prefix):
+    settings = HmhanSettings(attention=attention, heads=2, hidden=[6, 4], frozen=True)
+    nets = [HmhanNet(settings, LossSettings(), NoEncoder(), torch.tensor([0, 1, 0]), columns=2).eval() for _ in "abc"]
+    batch, _ = reports_with_known_probabilities(0)
+    batch = replace(batch, columns=torch.randn(REPORTS, 2))
+    with torch.no_grad():
+        for tensor in (*nets[0].parameters(), nets[0].class_weights, nets[0].prior_shift):
+            tensor.add_(torch.rand_like(tensor))
+        today = nets[0].state_dict()
+        old = {prefix + with_old_name(name): tensor for name, tensor in today.items()}
+        old |= {name.replace("weight", "bias"): torch.ones(WIDTH) for name in old if name.endswith("key.weight")}
+        (nets[1] if not prefix else HmhanEnsemble([nets[1]])).load_state_dict(old)
+        nets[2].load_state_dict(today)
+        first, *others = (net.logits(batch) for net in nets)
+    assert {name for name in old if name.startswith(prefix + "look.")} or attention == "none"
+    assert all(torch.equal(first, other) for other in others)

@@ -88,7 +88,7 @@ def test_without_dev_each_net_holds_out_one_fold(tiny, tmp_path):
     )
     assert bundle.provenance["n_dev"] == 90 and "n_dev" not in bundle.provenance["found"]
     first, second = again.model.net.nets
-    assert not torch.equal(first.head.own, second.head.own)
+    assert not torch.equal(first.head.code_weight, second.head.code_weight)
     trainer = HmhanEnsembleTrainer.from_notes(recipe, notes, tmp_path / "run", "")
     fold = assign_folds(trainer.train, 2, 0)
     assert all(fold[i] == fold[i + 1] for i in range(0, 90, 2)), "reports of a patient are in one fold"
@@ -240,7 +240,7 @@ def test_class_weights_use_training_rows_and_columns_use_all_train_notes(tiny, t
     net = trainer.build_net(rows, 0)
     positives = trainer.train.gold[:20].toarray().sum(0)
     expected = np.clip((20 - positives) / np.maximum(positives, 1), 1, 10)
-    assert net.weights.numpy() == pytest.approx(expected)
+    assert net.class_weights.numpy() == pytest.approx(expected)
     ages = [note.extra["age"] for note in notes]
     assert trainer.model.columns.numbers["age"] == pytest.approx((np.mean(ages), np.std(ages)))
 
@@ -317,7 +317,7 @@ def test_codes_of_another_version_are_unknown_within_versions_and_absent_otherwi
     known = trainer.train.known_counts(trainer.train.versions)
     masked = mask_versions(trainer.model, np.ones((6, 2)), trainer.train)
     if within:
-        assert batch.targets.shape == (2, 1) and known.tolist() == [3, 3] and net.weights.tolist() == [1, 1]
+        assert batch.targets.shape == (2, 1) and known.tolist() == [3, 3] and net.class_weights.tolist() == [1, 1]
         assert masked[0].tolist() == [1, EXCLUDED_LOGIT] or masked[0].tolist() == [EXCLUDED_LOGIT, 1]
     else:
         assert batch.labels is None and batch.targets.shape == (2, 2) and known.tolist() == [6, 6]
@@ -335,7 +335,7 @@ def test_early_fusion_appends_the_columns_to_every_token_before_attention(tiny, 
         bundle = train(load_recipe("hmhan", [*settings, "training.epochs=1"]), [corpus], tmp_path / fusion)
         model = Bundle.load(tmp_path / fusion).model
         net = model.net.nets[0]
-        assert net.look.codes.shape[1] == net.encoder.width + (4 if fusion == "early" else 0)
+        assert net.code_attention.codes.shape[1] == net.encoder.width + (4 if fusion == "early" else 0)
         assert (net.head.columns is None) == (fusion == "early") and net.column_layer.out_features == 4
         assert np.array_equal(model.probabilities([scan, other]), bundle.model.probabilities([scan, other]))
         assert not np.array_equal(*model.probabilities([scan, other]))

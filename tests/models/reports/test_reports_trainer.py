@@ -65,7 +65,7 @@ def test_nets_are_trained_with_held_out_logits_and_score_with_those_of_all_svms(
     net = trainer.build_net(rows, 0).eval()
     model.net = HmhanEnsemble([net])
     assert model.logits_of(trainer.train.reports) == pytest.approx(fitted, abs=1e-5), "an untrained net adds nothing"
-    torch.nn.init.normal_(net.head.own)
+    torch.nn.init.normal_(net.head.code_weight)
     whole = model.logits_of(trainer.train.reports)
     model.net_weight = 0.5
     half = model.logits_of(trainer.train.reports)
@@ -97,7 +97,7 @@ def test_nets_with_weight_zero_are_not_run_and_are_reported(tiny, tmp_path, monk
     model, texts = bundle.model, [note.text for note in notes[:5]]
     before = model.probabilities(as_notes(texts))
     for net in model.net.nets:
-        torch.nn.init.normal_(net.head.own)
+        torch.nn.init.normal_(net.head.code_weight)
         monkeypatch.setattr(net.encoder, "forward", None)
     assert (model.probabilities(as_notes(texts)) == before).all()
 
