@@ -36,14 +36,8 @@ from nosology.federated.rounds.federation_setup import embedder_key
 from nosology.federated.rounds.messages import Arrays
 from nosology.federated.rounds.simulation import simulation_grid
 from nosology.federated.rounds.vectorized import VectorizedSites
-from nosology.models.heads.heads_net import (
-    CodedVectors,
-    FeatureStatistics,
-    HeadNet,
-    VectorNotes,
-    build_head,
-    make_vector_notes,
-)
+from nosology.models.heads.feature_statistics import FeatureStatistics
+from nosology.models.heads.heads_net import CodedVectors, HeadNet, VectorNotes, build_head, make_vector_notes
 
 RESULT = Path(__file__).parents[1] / "results" / "quality_privacy.json"
 DIM, SPLITS = 256, {"train": 0.7, "dev": 0.1, "test": 0.2}

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from nosology.core.files import write_json
-from nosology.training.examples import label_targets, sample_labels
+from nosology.training.label_sampling import label_targets, sample_labels
 
 RESULT = Path(__file__).parents[1] / "results" / "speed_label_sampling.json"
 LIMIT = 5.0  # ms per batch

@@ -32,9 +32,10 @@ from nosology.encoders.tokenizers import PAD
 from nosology.encoders.word_encoders import AwdLstm, DropoutRates
 from nosology.models.plant import language_model
 from nosology.models.plant.language_model import LanguageModel, StreamBatch, next_word_loss
-from nosology.models.plant.plant_model import PlantNet, Ranker
+from nosology.models.plant.plant_model import PlantNet
 from nosology.models.plant.plant_settings import PlantSettings, RankerSettings
-from nosology.models.plant.ranker import Lists, RankerNet, draw_lists
+from nosology.models.plant.ranker import Ranker
+from nosology.models.plant.ranker_trainer import Lists, RankerNet, draw_lists
 from nosology.models.plant.relevance import Relevance
 from nosology.training.data_loader import Batch, pad_notes
 

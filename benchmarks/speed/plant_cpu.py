@@ -26,9 +26,10 @@ from scipy import sparse
 from nosology.config import load_recipe
 from nosology.encoders.word_encoders import AwdLstm
 from nosology.models.plant.language_model import LanguageModel, StreamBatch
-from nosology.models.plant.plant_model import PlantNet, Ranker
+from nosology.models.plant.plant_model import PlantNet
 from nosology.models.plant.plant_settings import PlantRecipe
-from nosology.models.plant.ranker import Lists, RankerNet, draw_lists
+from nosology.models.plant.ranker import Ranker
+from nosology.models.plant.ranker_trainer import Lists, RankerNet, draw_lists
 from nosology.models.plant.relevance import Relevance
 from nosology.training.data_loader import Batch
 

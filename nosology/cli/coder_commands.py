@@ -38,7 +38,8 @@ def train(
     from nosology.config import load_recipe
     from nosology.corpora.corpus import Corpus
     from nosology.models.train import train as run
-    from nosology.training.run_folder import is_first_process, run_folder
+    from nosology.training.run_folder import run_folder
+    from nosology.training.torchrun import is_first_process
 
     checked, corpora = load_recipe(recipe, settings), [Corpus.open(folder) for folder in corpus]
     first = is_first_process()

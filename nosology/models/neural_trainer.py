@@ -30,14 +30,8 @@ from nosology.text.tokens import words_of
 from nosology.training.calibration import EXCLUDED_LOGIT
 from nosology.training.checkpoint import read_tensors, write_tensors
 from nosology.training.data_loader import Batch, pad_notes
-from nosology.training.examples import (
-    Examples,
-    codes_in_labels,
-    codes_in_systems,
-    label_space,
-    label_targets,
-    sample_labels,
-)
+from nosology.training.examples import Examples, codes_in_labels, codes_in_systems, label_space
+from nosology.training.label_sampling import label_targets, sample_labels
 from nosology.training.recipe_settings import LabelSettings, NeuralRecipe, WordRecipe
 from nosology.training.run_folder import REFIT, WORD_VECTORS, run_fingerprint
 from nosology.training.trainer import ParameterGroup, TrainingResult, TrainingRun, fit

@@ -22,13 +22,8 @@ from nosology.models.registry import load_class
 from nosology.models.seen_notes import NOTE_HASHES, note_hashes
 from nosology.training.examples import Examples, train_and_dev, union
 from nosology.training.recipe_settings import NeuralRecipe, Recipe
-from nosology.training.run_folder import (
-    clear_run_folder,
-    curve_files,
-    is_first_process,
-    open_run_folder,
-    process_counts,
-)
+from nosology.training.run_folder import clear_run_folder, curve_files, open_run_folder
+from nosology.training.torchrun import is_first_process, process_counts
 
 
 class CalibratedModel(Model, Protocol):

@@ -32,7 +32,8 @@ from nosology.models.hmhan.hmhan_model import Hmhan
 from nosology.models.hmhan.hmhan_net import HmhanEnsemble, HmhanNet
 from nosology.models.hmhan.hmhan_settings import CombinationSettings, HmhanRecipe, SmoteSettings
 from nosology.models.hmhan.hmhan_trainer import HmhanEnsembleTrainer
-from nosology.models.hmhan.report_batches import ReportBatchBuilder, ReportDataset, SyntheticRows
+from nosology.models.hmhan.mlsmote import SyntheticRows
+from nosology.models.hmhan.report_batches import ReportBatchBuilder, ReportDataset
 from nosology.models.neural import evaluating
 from nosology.training.examples import Examples
 from nosology.training.run_folder import run_fingerprint

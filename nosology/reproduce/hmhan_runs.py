@@ -33,7 +33,8 @@ from nosology.models.compare import evaluate_bundle
 from nosology.models.hmhan.hmhan_model import Hmhan
 from nosology.models.hmhan.hmhan_settings import HmhanRecipe
 from nosology.models.hmhan.hmhan_trainer import HmhanEnsembleTrainer, dev_metrics
-from nosology.models.hmhan.report_batches import ReportBatchBuilder, ReportDataset, minority_labels
+from nosology.models.hmhan.mlsmote import minority_labels
+from nosology.models.hmhan.report_batches import ReportBatchBuilder, ReportDataset
 from nosology.models.neural import evaluating
 from nosology.models.train import train
 from nosology.reproduce.hmhan_leakage import metrics_of, protocol_metrics

@@ -31,10 +31,12 @@ from nosology.core.progress import activity
 from nosology.training.batch_plan import BatchPlan, StepPlan, derive_seed
 from nosology.training.checkpoint import Checkpoints, TrainingState, named_tensors
 from nosology.training.cuda_graphs import CudaGraphBatchStep
+from nosology.training.curves import TrainingCurves
 from nosology.training.data_loader import BatchLoader, DeviceBatch, MakeBatch, PrepareStep, StepBatches, on_device
 from nosology.training.inference import memory_budget, uses_bf16
+from nosology.training.progress_display import ProgressDisplay
 from nosology.training.recipe_settings import TrainerSettings, resolve_schedule
-from nosology.training.run_folder import ProgressDisplay, TrainingCurves, process_counts
+from nosology.training.torchrun import process_counts
 
 if TYPE_CHECKING:
     from lightning_fabric.wrappers import _FabricModule

@@ -25,7 +25,7 @@ from nosology.corpora.corpus import write_corpus
 from nosology.corpora.prepare import built_in_recipes, load_corpus_recipe
 from nosology.encoders.state_cache import EncoderStateCache
 from nosology.models.neural_trainer import _stored_vectors
-from nosology.training.run_folder import COLUMNS, TrainingCurves
+from nosology.training.curves import COLUMNS, TrainingCurves
 from nosology.workbench.database import open_database
 from tests.audit.test_support_model import _notes
 from tests.claims.test_drg_weights import CSV, TEXT

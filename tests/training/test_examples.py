@@ -1,13 +1,10 @@
-"""Training data: train and dev notes, the codes that a model learns, and sampled labels."""
+"""Training data: train and dev notes, and the codes that a model learns."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from nosology.config import load_recipe
 from nosology.core import Code, DataError, Note
@@ -15,18 +12,9 @@ from nosology.core.label_space import LabelSpace
 from nosology.corpora.corpus import write_corpus
 from nosology.evaluation.measure import measure
 from nosology.models.train import train
-from nosology.training.examples import (
-    Examples,
-    codes_in_labels,
-    label_space,
-    label_targets,
-    sample_labels,
-    train_and_dev,
-    union,
-)
+from nosology.training.examples import Examples, codes_in_labels, label_space, train_and_dev, union
 from nosology.training.recipe_settings import LabelSettings
 from tests.conftest import small_notes
-from tests.timing import assert_cpu_seconds
 
 A, B, C, D = (Code("icd10cm", code) for code in ("A00.0", "B00.0", "C00.0", "D00.0"))
 NOTES = [(A, B, C), (A, B), (A, B), (A, D)]  # A in 4 notes, B in 3, C and D in one
@@ -133,58 +121,6 @@ def test_plant_recipes_select_the_code_sets_of_the_paper(name, expected):
     recipe = load_recipe(f"plant-{name}")
     assert (recipe.labels.max_notes, recipe.labels.top_k) == expected
     assert (recipe.rates.encoder == 0) == (name == "rare50")
-
-
-@st.composite
-def steps(draw):
-    """A pool of ids and notes with labels from it."""
-    pool = np.array(draw(st.lists(st.integers(0, 60), min_size=1, max_size=40, unique=True)))
-    notes = draw(st.lists(st.lists(st.sampled_from(pool.tolist()), max_size=6, unique=True), min_size=1, max_size=8))
-    return pool, notes
-
-
-@given(steps(), st.integers(1, 50), st.integers(0, 3))
-def test_sampled_labels_are_all_positives_and_true_negatives(step, size, seed):
-    pool, notes = step
-    ids = np.array([i for note in notes for i in note], dtype=np.int64)
-    bounds = np.cumsum([0, *map(len, notes)])
-    labels = sample_labels(ids, pool, size, np.random.default_rng(seed))
-    positives = set(ids.tolist())
-    assert len(set(labels.tolist())) == len(labels) == max(len(positives), min(size, len(pool)))
-    assert set(labels[: len(positives)].tolist()) == positives
-    assert set(labels[len(positives) :].tolist()) <= set(pool.tolist()) - positives
-    targets = label_targets(labels, ids, bounds)
-    assert targets.dtype == np.float32
-    assert targets.tolist() == [[float(label in note) for label in labels] for note in notes]
-
-
-def test_label_targets_ignore_ids_without_a_column():
-    ids, bounds = np.array([5, 2, 7, 2]), np.array([0, 1, 3, 4])
-    labels = np.array([2, 7, 9])
-    assert label_targets(labels, ids, bounds).tolist() == [[0, 0, 0], [1, 1, 0], [1, 0, 0]]  # 5 has no column
-    assert label_targets(labels, ids, bounds[1:]).tolist() == [[1, 1, 0], [1, 0, 0]]
-
-
-def test_sampled_labels_depend_on_the_generator():
-    ids, pool = np.arange(5), np.arange(1000)
-    draws = [sample_labels(ids, pool, 100, np.random.default_rng(seed)).tolist() for seed in (1, 1, 2)]
-    assert draws[0] == draws[1] != draws[2]
-
-
-def test_negatives_are_sampled_uniformly():
-    pool, rng = np.arange(100, 300), np.random.default_rng(0)
-    sampled = np.concatenate([sample_labels(np.array([100, 150]), pool, 50, rng)[2:] for _ in range(2000)])
-    times = np.bincount(sampled, minlength=300)[pool]
-    assert times[[0, 50]].tolist() == [0, 0]
-    others = np.delete(times, [0, 50])
-    expected = 2000 * 48 / 198
-    assert abs(others - expected).max() < 6 * np.sqrt(expected)
-
-
-def test_sampling_for_256_notes_takes_under_5_ms():
-    rng = np.random.default_rng(0)
-    ids, bounds, pool = rng.integers(0, 26_000, 256 * 16), np.arange(0, 256 * 16 + 1, 16), np.arange(26_000)
-    assert_cpu_seconds(lambda: label_targets(sample_labels(ids, pool, 8192, rng), ids, bounds), 0.005)
 
 
 def test_the_hash_depends_on_which_notes_are_selected(small_corpus):

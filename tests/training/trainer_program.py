@@ -20,7 +20,7 @@ from torch.utils.tensorboard import SummaryWriter  # noqa: F401
 
 from nosology.training import checkpoint
 from nosology.training.data_loader import Batch, pad_notes, token_mask
-from nosology.training.examples import label_targets, sample_labels
+from nosology.training.label_sampling import label_targets, sample_labels
 from nosology.training.recipe_settings import TrainerSettings
 from nosology.training.trainer import ParameterGroup, TrainingResult, TrainingRun, fit
 

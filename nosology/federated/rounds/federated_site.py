@@ -30,11 +30,10 @@ from nosology.federated.federation_settings import (
 from nosology.federated.privacy.dp_sgd import PrivacyAccountant, train_epochs_private
 from nosology.federated.rounds.federation_setup import PREPROCESSING, Arrays, SiteMetadata, reported_codes
 from nosology.federated.rounds.learner import HEAD_ROWS, LabelRows
+from nosology.models.heads.feature_statistics import FeatureStatistics, Scaler
 from nosology.models.heads.heads_net import (
     CodedVectors,
-    FeatureStatistics,
     HeadNet,
-    Scaler,
     VectorNotes,
     make_optimizer,
     make_vector_notes,

@@ -20,15 +20,9 @@ from nosology.federated.rounds import messages
 from nosology.federated.rounds.federated_site import SPLITS, FederatedSite
 from nosology.federated.rounds.federation_setup import PREPROCESSING, Arrays, FederationSetup, SiteMetadata
 from nosology.federated.rounds.learner import HEAD_ROWS, FederatedLearner, LabelRows, SiteFiles
+from nosology.models.heads.feature_statistics import FeatureStatistics, Scaler
 from nosology.models.heads.heads_model import Heads
-from nosology.models.heads.heads_net import (
-    CodedVectors,
-    FeatureStatistics,
-    HeadNet,
-    Scaler,
-    build_head,
-    compute_dtype,
-)
+from nosology.models.heads.heads_net import CodedVectors, HeadNet, build_head, compute_dtype
 from nosology.training.calibration import PlattScaling
 from nosology.training.examples import codes_in_systems
 

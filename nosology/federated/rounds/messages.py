@@ -22,7 +22,7 @@ from nosology.federated.rounds.compression import compressed_names, decompress
 from nosology.federated.rounds.federated_site import SiteCounts, SiteUpdate
 from nosology.federated.rounds.federation_setup import Arrays
 from nosology.federated.rounds.learner import HEAD_ROWS, LabelRows
-from nosology.models.heads.heads_net import FeatureStatistics
+from nosology.models.heads.feature_statistics import FeatureStatistics
 
 ARRAYS, CONFIG, METRICS, PACKED = "arrays", "config", "metrics", "packed"  # records of a message
 NOTES, LOSS, LABEL_MASK = "num-examples", "loss", "label-mask"  # values in a training reply

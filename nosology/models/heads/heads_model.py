@@ -18,7 +18,8 @@ from nosology.core.label_space import LabelSpace
 from nosology.encoders.embedder import Embedder
 from nosology.encoders.embedder_config import EmbedderSettings
 from nosology.models.evidence_spans import occlusion
-from nosology.models.heads.heads_net import HeadNet, Scaler
+from nosology.models.heads.feature_statistics import Scaler
+from nosology.models.heads.heads_net import HeadNet
 from nosology.models.heads.heads_settings import HeadShape
 from nosology.models.neural import Calibrated, default_device, evaluating
 from nosology.training.calibration import EXCLUDED_LOGIT, PlattScaling, Scaling

@@ -12,14 +12,9 @@ from torch import nn
 from nosology.encoders.embedder import Embedder
 from nosology.encoders.embedding_cache import EmbeddingCache
 from nosology.evaluation import brief
+from nosology.models.heads.feature_statistics import FeatureStatistics
 from nosology.models.heads.heads_model import Heads
-from nosology.models.heads.heads_net import (
-    CodedVectors,
-    FeatureStatistics,
-    build_head,
-    draw_dropout_seed,
-    make_vector_notes,
-)
+from nosology.models.heads.heads_net import CodedVectors, build_head, draw_dropout_seed, make_vector_notes
 from nosology.models.heads.heads_settings import HeadsRecipe
 from nosology.models.train import CalibratedTrainer, Fit
 from nosology.training.examples import Examples, codes_in_systems, label_space

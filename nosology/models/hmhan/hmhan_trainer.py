@@ -31,15 +31,14 @@ from nosology.models.hmhan.hmhan_decision import mask_versions, tune_on_held_out
 from nosology.models.hmhan.hmhan_model import Hmhan
 from nosology.models.hmhan.hmhan_net import HmhanEnsemble, HmhanNet
 from nosology.models.hmhan.hmhan_settings import HmhanRecipe
+from nosology.models.hmhan.mlsmote import SyntheticRows, mlsmote
 from nosology.models.hmhan.report_batches import (
     LOADER_THREADS,
     ReportBatchBuilder,
     ReportDataset,
-    SyntheticRows,
     assign_folds,
     encode_texts,
     encoder_fingerprint,
-    mlsmote,
 )
 from nosology.models.hmhan.report_features import MetadataColumns
 from nosology.models.neural import EXCLUDED_LOGIT

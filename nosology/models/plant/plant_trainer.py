@@ -31,7 +31,7 @@ from nosology.models.neural_trainer import Targets, TokenizedNotes, fit_labels, 
 from nosology.models.plant.language_model import LanguageModel, StreamPlan, TextStreams
 from nosology.models.plant.plant_model import Plant, PlantNet, PlantNets, direction_name, directions
 from nosology.models.plant.plant_settings import LanguageSettings, PlantRecipe, PlantSettings, RateSettings
-from nosology.models.plant.ranker import train_ranker
+from nosology.models.plant.ranker_trainer import train_ranker
 from nosology.models.plant.relevance import Relevance
 from nosology.models.published import load_language_model
 from nosology.models.train import CalibratedTrainer, Fit

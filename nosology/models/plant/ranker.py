@@ -1,215 +1,47 @@
-"""Training of the ranker of PLANT with LambdaRank on mutual information (Saha Roy et al. 2024, section 3.1)."""
+"""The ranker of PLANT: rank scores of words for labels (Saha Roy et al. 2024, section 3.1)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
-
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding
+from torch.nn.functional import embedding, linear
 
-from nosology.core.progress import progress
-from nosology.encoders.tokenizers import SPECIALS
-from nosology.models.plant.plant_model import Ranker
+from nosology.attention.pair_scores import pair_scores
 from nosology.models.plant.plant_settings import RankerSettings
-from nosology.models.plant.relevance import Relevance
-from nosology.training.recipe_settings import TrainerSettings
-from nosology.training.trainer import ParameterGroup, TrainingRun, fit
+
+_WORD_VECTOR_STD = 0.3  # initial standard deviation of the ranker's word vectors
 
 
-@dataclass(frozen=True)
-class Lists:
-    """Words to rank for B labels."""
+class Ranker(nn.Module):
+    """f(label, word): the rank score of a word for a label (equation 2).
 
-    labels: Tensor  # (B,)
-    words: Tensor  # (B, N)
-    grades: Tensor  # (B, N) float32: grade of relevance; 0: not relevant
+    A word has its vector of the language model and, with `own_vectors`, a vector of the ranker. Similar words share
+    information through the first; the second separates words whose vectors in the language model are nearly equal.
+    """
 
-    def to(self, device: torch.device | str) -> Lists:
-        """The lists on a device."""
-        return replace(self, **{name: value.to(device) for name, value in vars(self).items()})
-
-
-class RankerNet(nn.Module):
-    """The ranker with the vectors of words, which are not trained here."""
-
-    vectors: Tensor
-
-    def __init__(self, ranker: Ranker, vectors: Tensor, k: int, graded: bool = True):
-        """graded: relevance has grades with gains 2^grade - 1; otherwise gains are 2^relevance."""
+    def __init__(self, settings: RankerSettings, size: int, words: int, labels: int):
         super().__init__()
-        self.ranker, self.k, self.graded = ranker, k, graded
-        self.register_buffer("vectors", vectors.detach().clone(), persistent=False)
+        self.scorer = settings.scorer
+        self.labels = nn.Parameter(0.1 * torch.randn(labels, size))  # e_l
+        wide = settings.hidden if settings.scorer == "mlp" else size
+        self.words = nn.Parameter(_WORD_VECTOR_STD * torch.randn(words, wide)) if settings.own_vectors else None
+        self.of_label = nn.Linear(size, wide)
+        self.of_word = nn.Linear(size, wide, bias=False)
+        self.weights = nn.Parameter(torch.randn(wide) / wide**0.5)
 
-    def forward(self, lists: Lists) -> Tensor:
-        """The LambdaRank loss of lists."""
-        return lambda_loss(self.scores(lists.labels, lists.words), lists.grades, self.k, self.graded)
+    def forward(self, words: Tensor, vectors: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Scores (L, W), float32, of labels (None: all) with words (W,) that have vectors (W, E).
 
-    def scores(self, labels: Tensor, words: Tensor) -> Tensor:
-        """Scores (B, N) of each label (B,) with its own words (B, N)."""
-        # The gradient of `embedding` takes a fraction of the time of that of an index.
-        left = self.ranker.of_label(embedding(labels, self.ranker.labels))
-        right = self.ranker.of_word(self.vectors[words])
-        if self.ranker.words is not None:
-            right = right + embedding(words, self.ranker.words)
-        if self.ranker.scorer == "dot":
-            return torch.bmm(right, (left * self.ranker.weights)[:, :, None])[..., 0].float()
-        return ((left[:, None] + right).relu() @ self.ranker.weights).float()
-
-
-def grades(relevance: Relevance, label: int, levels: int) -> tuple[np.ndarray, np.ndarray]:
-    """The relevant words of a label and their grades: `levels` for the first part of the words, 1 for the last.
-
-    levels 0: the grade of a word is its relevance.
-    """
-    words, scores = relevance.best(label)
-    if not levels:
-        return words.astype(np.int64), scores
-    size, longer = divmod(len(words), levels)
-    grade = np.repeat(np.arange(levels, 0, -1, dtype=np.float32), [size + (part < longer) for part in range(levels)])
-    return words.astype(np.int64), grade
-
-
-def train_ranker(
-    ranker: Ranker,
-    vectors: Tensor,
-    relevance: Relevance,
-    settings: RankerSettings,
-    *,
-    folder: Path,
-    fingerprint: str,
-    seed: int,
-) -> float:
-    """The mean nDCG@k of the labels' words after the training of the ranker."""
-    ranked_labels = [label for label in range(len(relevance)) if relevance.bounds[label + 1] > relevance.bounds[label]]
-    net = RankerNet(ranker, vectors, settings.k, settings.levels > 0)
-    if ranked_labels and settings.epochs:
-        epoch_labels = np.tile(ranked_labels, passes(settings, len(ranked_labels)))  # the labels of an epoch
-        fit(
-            TrainingRun(
-                net,
-                TrainerSettings(
-                    epochs=settings.epochs,
-                    batch=settings.batch,
-                    learning_rate=settings.learning_rate,
-                    warmup=0,
-                    schedule="cosine",
-                    micro_batches=1,
-                    precision="fp32",
-                ),
-                lengths=np.ones(len(epoch_labels), np.int64),
-                groups=np.zeros(len(epoch_labels), np.int64),
-                prepare_step=lambda rows, rng: draw_lists(relevance, epoch_labels[rows], settings, len(vectors), rng),
-                make_batch=lambda _, lists: Lists(*map(torch.from_numpy, lists)),
-                run_folder=folder,
-                fingerprint=fingerprint,
-                seed=seed,
-                title="ranker",
-                parameter_groups=[
-                    ParameterGroup([v for v in (ranker.labels, ranker.words) if v is not None], settings.vectors),
-                    ParameterGroup([ranker.weights, *ranker.of_label.parameters(), *ranker.of_word.parameters()]),
-                ],
-            )
-        )
-    return _mean_ndcg(net.cpu(), relevance, ranked_labels, settings)
-
-
-def passes(settings: RankerSettings, labels: int) -> int:
-    """How often an epoch repeats the labels, so that there are at least `settings.steps` steps in all."""
-    return max(1, -(-settings.steps * settings.batch // (settings.epochs * labels)))
-
-
-def draw_lists(
-    relevance: Relevance, labels: np.ndarray, settings: RankerSettings, size: int, rng: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Labels (B,), words (B, N) and grades (B, N) of lists.
-
-    At most half of a list is a sample of the relevant words of the label; the others are sampled from all words.
-    """
-    words = rng.integers(SPECIALS, size, (len(labels), settings.list))
-    grade = np.zeros(words.shape, dtype=np.float32)
-    of_word = np.zeros(size, dtype=np.float32)  # grades of all words for one label
-    for row, label in enumerate(labels):
-        relevant, word_grades = grades(relevance, int(label), settings.levels)
-        chosen = rng.permutation(len(relevant))[: settings.list // 2]
-        words[row, : len(chosen)] = relevant[chosen]
-        of_word[relevant] = word_grades
-        grade[row] = of_word[words[row]]
-        of_word[relevant] = 0
-    return labels, words, grade
-
-
-@torch.no_grad()
-def _mean_ndcg(net: RankerNet, relevance: Relevance, ranked_labels: list[int], settings: RankerSettings) -> float:
-    """The mean nDCG@k of the ranking of all words, over the labels."""
-    values, words = [], torch.arange(len(net.vectors))
-    net.eval()
-    step = max(1, len(ranked_labels) // 500)  # a sample of the labels: each list has the whole vocabulary
-    for label in progress(ranked_labels[::step], "measuring the ranker", unit="codes"):
-        relevant, word_grades = grades(relevance, label, settings.levels)
-        grade = torch.zeros(1, len(net.vectors))
-        grade[0, relevant] = torch.from_numpy(word_grades)
-        scores = net.ranker(words, net.vectors, torch.tensor([label]))
-        values.append(float(ndcg(scores[:, SPECIALS:], grade[:, SPECIALS:], settings.k, net.graded)))
-    return float(np.mean(values)) if values else 0.0
-
-
-def lambda_loss(scores: Tensor, relevance: Tensor, k: int, graded: bool = True) -> Tensor:
-    """The LambdaRank loss of scores and relevance (B, N), a mean over lists.
-
-    It is the sum over pairs with relevance_i > relevance_j of |delta nDCG@k| log(1 + exp(s_j - s_i)), where the change
-    of nDCG@k by swapping i and j is treated as a constant. graded: see `ndcg`.
-    """
-    return _LambdaLoss.apply(scores, relevance, k, graded)
-
-
-class _LambdaLoss(torch.autograd.Function):
-    """The loss with its gradient by the scores, in one pass over the pairs."""
-
-    @staticmethod
-    def forward(ctx: Any, scores, relevance, k, graded):
-        pairs = swap_gains(scores, relevance, k, graded, ordered=True)
-        log_odds = torch.nn.functional.logsigmoid(scores[:, :, None] - scores[:, None, :])
-        total = -(pairs * log_odds).sum()
-        pairs *= log_odds.expm1_()  # the gradient by the margin: pairs x (sigmoid(margin) - 1)
-        gradient = pairs.sum(2) - pairs.sum(1)
-        ctx.save_for_backward(gradient / len(scores))
-        return total / len(scores)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor):
-        return ctx.saved_tensors[0] * grad_outputs[0], None, None, None
-
-
-@torch.no_grad()
-def swap_gains(scores: Tensor, relevance: Tensor, k: int, graded: bool = True, *, ordered: bool = False) -> Tensor:
-    """The absolute change of nDCG@k if two words of a list swap places (B, N, N). graded: see `ndcg`.
-
-    ordered: 0 for pairs whose first word is not more relevant than the second.
-    """
-    gains, discount = torch.exp2(relevance) - float(graded), _discounts(scores, k)
-    best = (gains * _discounts(relevance, k)).sum(1).clamp(min=torch.finfo(scores.dtype).tiny)
-    gains = gains / best[:, None]
-    gained = gains[:, :, None] - gains[:, None, :]
-    gained = gained.clamp_(min=0) if ordered else gained.abs_()
-    return gained.mul_((discount[:, :, None] - discount[:, None, :]).abs_())
-
-
-@torch.no_grad()
-def ndcg(scores: Tensor, relevance: Tensor, k: int, graded: bool = True) -> Tensor:
-    """nDCG@k (B,) with gains 2^relevance - 1; 0 for a list without a relevant word.
-
-    graded: False for gains 2^relevance, as in the paper. A word without relevance then has the gain 1.
-    """
-    gains = torch.exp2(relevance) - float(graded)
-    best, reached = ((gains * _discounts(values, k)).sum(1) for values in (relevance, scores))
-    return reached / best.clamp(min=torch.finfo(scores.dtype).tiny)
-
-
-def _discounts(scores: Tensor, k: int) -> Tensor:
-    """The discount 1 / log2(rank + 1) of each word (B, N), 0 after rank k; of equal scores the first ranks higher."""
-    place = scores.argsort(dim=1, descending=True, stable=True).argsort(dim=1)  # ranks from 0
-    return (1 / torch.log2(place.to(torch.float64) + 2)).masked_fill(place >= k, 0).to(torch.get_default_dtype())
+        Outside of training they are computed in float64. The choice between two words with nearly equal scores must not
+        depend on the other notes of the batch, but the rounding of a matrix product in float32 does.
+        """
+        dtype = torch.float32 if self.training else torch.float64
+        chosen = (self.labels if labels is None else self.labels[labels]).to(dtype)
+        with torch.autocast(chosen.device.type, enabled=False):
+            left = linear(chosen, self.of_label.weight.to(dtype), self.of_label.bias.to(dtype))
+            right = linear(vectors.to(dtype), self.of_word.weight.to(dtype))
+            if self.words is not None:
+                right = right + embedding(words, self.words).to(dtype)
+            weights = self.weights.to(dtype)
+            scores = (left * weights) @ right.T if self.scorer == "dot" else pair_scores(left, right, weights)
+        return scores.float()

@@ -25,13 +25,8 @@ from nosology.federated.rounds.federation_server import FlowerFederation
 from nosology.federated.rounds.messages import METADATA, to_record
 from nosology.federated.rounds.simulation import simulation_grid
 from nosology.models.bundle import Bundle
-from nosology.models.heads.heads_net import (
-    CodedVectors,
-    FeatureStatistics,
-    build_head,
-    make_vector_notes,
-    train_epochs,
-)
+from nosology.models.heads.feature_statistics import FeatureStatistics
+from nosology.models.heads.heads_net import CodedVectors, build_head, make_vector_notes, train_epochs
 from nosology.training.recipe_settings import LabelSettings
 from tests.federated import federation_program as program
 from tests.federated.small_hospitals import CODES, DIM, recipe, site, sites

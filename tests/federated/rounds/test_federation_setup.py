@@ -23,7 +23,7 @@ from nosology.federated.rounds.federation_setup import (
     incompatible_sites,
     shared_labels,
 )
-from nosology.models.heads.heads_net import Scaler
+from nosology.models.heads.feature_statistics import Scaler
 from nosology.training.checkpoint import read_tensors, write_tensors
 from tests.federated.small_hospitals import CODES, DIM, IDENTITY, recipe
 

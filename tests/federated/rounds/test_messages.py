@@ -27,7 +27,7 @@ from nosology.federated.rounds.messages import (
     read_statistics,
     unpack_message,
 )
-from nosology.models.heads.heads_net import FeatureStatistics
+from nosology.models.heads.feature_statistics import FeatureStatistics
 from nosology.training.calibration import PlattScaling
 from tests.federated.small_hospitals import CODES, DIM, notes
 

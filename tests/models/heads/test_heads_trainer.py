@@ -16,14 +16,7 @@ from nosology.encoders.embedder_config import EmbedderSettings
 from nosology.evaluation.measure import measure
 from nosology.federated.federation_settings import FederatedHeadsRecipe
 from nosology.models.bundle import Bundle
-from nosology.models.heads.heads_net import (
-    FeatureStatistics,
-    VectorNotes,
-    build_head,
-    compute_dtype,
-    draw_dropout_seed,
-    train_epochs,
-)
+from nosology.models.heads.heads_net import VectorNotes, build_head, compute_dtype, draw_dropout_seed, train_epochs
 from nosology.models.train import train
 from nosology.serving.coder import Coder
 from nosology.training.trainer import TrainingRun, fit
@@ -105,19 +98,6 @@ def test_train_epochs_gives_the_weights_of_fit(tmp_path, precision):
     train_epochs(light, notes, settings, range(4), seed=9)
     for name, value in full.state_dict().items():
         torch.testing.assert_close(light.state_dict()[name], value, atol=1e-6, rtol=1e-6)
-
-
-def test_scaler_of_summed_statistics_equals_standard_scaler():
-    from sklearn.preprocessing import StandardScaler
-
-    rng = np.random.default_rng(1)
-    vectors = rng.normal(0.3, 0.05, size=(400, 7)).astype(np.float32)
-    vectors[:, 3] = 0.25  # constant
-    parts = [FeatureStatistics.of(part) for part in np.array_split(vectors, 6)]
-    scaler = sum(parts[1:], parts[0]).scaler()
-    expected = StandardScaler().fit(vectors.astype(np.float64))
-    np.testing.assert_allclose(scaler.mean, expected.mean_, rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(scaler.scale, expected.scale_, rtol=1e-9)
 
 
 def test_bundle_contains_embedder_identity(bundle):

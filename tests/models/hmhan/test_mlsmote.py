@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import sparse
 
-from nosology.models.hmhan.report_batches import imbalance, minority_labels, mlsmote
+from nosology.models.hmhan.mlsmote import imbalance, minority_labels, mlsmote
 
 GOLD = sparse.csr_matrix(np.array([[1, 0, 0]] * 12 + [[1, 1, 0]] * 2 + [[0, 1, 1]] + [[0, 0, 1]] * 5, dtype=np.int8))
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from sklearn.metrics import ndcg_score
 
-from nosology.models.plant.ranker import lambda_loss, ndcg, swap_gains
+from nosology.models.plant.lambda_rank import lambda_loss, ndcg, swap_gains
 
 
 def drawn(seed: int, lists: int = 4, words: int = 9) -> tuple[torch.Tensor, torch.Tensor]:

@@ -11,8 +11,9 @@ from scipy import sparse
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nosology.models.plant.plant_model import PlantNet, Ranker
+from nosology.models.plant.plant_model import PlantNet
 from nosology.models.plant.plant_settings import PlantSettings, RankerSettings
+from nosology.models.plant.ranker import Ranker
 from nosology.models.plant.relevance import Relevance
 from nosology.training.data_loader import Batch, pad_notes
 

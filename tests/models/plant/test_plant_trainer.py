@@ -126,7 +126,7 @@ def test_classifier_does_not_depend_on_test_notes(small_corpus, tmp_path):
 def test_stages_are_computed_once(examples, tmp_path, monkeypatch):
     recipe = load_recipe("plant", QUICK)
     first = PlantPipeline.of(recipe, examples, tmp_path).net(False)
-    for stage in ("nosology.models.plant.plant_trainer.fit", "nosology.models.plant.ranker.fit"):
+    for stage in ("nosology.models.plant.plant_trainer.fit", "nosology.models.plant.ranker_trainer.fit"):
         monkeypatch.setattr(stage, lambda *a, **k: pytest.fail("a stage was computed again"))
     later = load_recipe("plant", [*QUICK, "model.inattention=2", "rates.ranker=0.1", "training.epochs=3"])
     again = PlantPipeline.of(later, examples, tmp_path).net(False)  # only the classifier differs
@@ -186,7 +186,7 @@ def test_stages_stay_in_the_folder_of_the_recipe(small_corpus, tmp_path, monkeyp
         "ranker_forward.safetensors",
     }
     assert not list((tmp_path / "stages").rglob("checkpoint.safetensors"))
-    for stage in ("nosology.models.plant.plant_trainer.fit", "nosology.models.plant.ranker.fit"):
+    for stage in ("nosology.models.plant.plant_trainer.fit", "nosology.models.plant.ranker_trainer.fit"):
         monkeypatch.setattr(stage, lambda *a, **k: pytest.fail("a stage was computed again"))
     train(load_recipe("plant", [*settings, "rates.gradual=false"]), [small_corpus], tmp_path / "second")
 

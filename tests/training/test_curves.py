@@ -1,4 +1,4 @@
-"""curves.csv and TensorBoard files are cut on resume; progress shows small speeds."""
+"""curves.csv and TensorBoard files are cut on resume."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 import pytest
 
 from nosology.core import DataError
-from nosology.training.run_folder import COLUMNS, ProgressDisplay, TrainingCurves
+from nosology.training.curves import COLUMNS, TrainingCurves
 
 
 def read_rows(folder) -> list[dict[str, str]]:
@@ -65,32 +65,6 @@ def test_tensorboard_has_no_steps_that_were_cut(tmp_path):
     assert sorted(events.Tags()["scalars"]) == names
     values = [(event.step, round(event.value, 3)) for event in events.Scalars("dev/map")]
     assert values == [(1, 0.1), (2, 0.1), (3, 0.1), (4, 0.2)]
-
-
-@pytest.mark.parametrize(("speed", "shown"), [(0.214, "0.21 notes/s"), (12.6, "13 notes/s"), (1234.5, "1,234 notes/s")])
-def test_progress_does_not_round_a_small_speed_to_zero(speed, shown, capsys):
-    ProgressDisplay("tiny", 1, 10, 0).end_epoch(0, 10, 0.5, {}, speed)
-    assert f"  {shown}  " in capsys.readouterr().err
-
-
-def test_long_epoch_prints_a_line_every_30_seconds(monkeypatch, capsys):
-    now = [1000.0]
-    monkeypatch.setattr("nosology.training.run_folder.time.monotonic", lambda: now[0])
-    display = ProgressDisplay("tiny", 2, 100, 0)
-    for step in range(1, 11):
-        now[0] += 10
-        display.update(0, step, 0.5, 20.0)
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[0].startswith("tiny: epoch 1/2, step 3 of 100  loss 0.5  20 notes/s  0:16:10 left, until ")
-    assert [line.split("  ")[0].split(", ")[1] for line in lines] == [f"step {step} of 100" for step in (3, 6, 9)]
-    display.end_epoch(0, 10, 0.5, {}, 20.0)
-    now[0] += 20
-    display.update(1, 12, 0.5, 20.0)
-    assert len(capsys.readouterr().err.splitlines()) == 1, "the line of the epoch counts"
-    silent = ProgressDisplay("tiny", 2, 100, 0, silent=True)
-    now[0] += 60
-    silent.update(1, 12, 0.5, 20.0)
-    assert capsys.readouterr().err == ""
 
 
 def test_curves_with_endless_fields_are_read_or_refused(tmp_path, default_field_limit):

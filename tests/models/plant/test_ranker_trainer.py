@@ -8,9 +8,9 @@ import torch
 from scipy import sparse
 
 from nosology.encoders.tokenizers import SPECIALS
-from nosology.models.plant.plant_model import Ranker
 from nosology.models.plant.plant_settings import RankerSettings
-from nosology.models.plant.ranker import grades, passes, train_ranker
+from nosology.models.plant.ranker import Ranker
+from nosology.models.plant.ranker_trainer import grades, passes, train_ranker
 from nosology.models.plant.relevance import Relevance
 
 LABELS, WORDS = 30, 200
