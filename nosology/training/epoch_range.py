@@ -31,12 +31,12 @@ def train_epoch_range(
     epochs: range,
     optimizer: torch.optim.Optimizer,
     penalty: Penalty | None = None,
-    groups: Sequence[ParameterGroup] = (),
+    parameter_groups: Sequence[ParameterGroup] = (),
 ) -> float:
     """The mean training loss per note; trains the net in place on its device.
 
     epochs: which of the `settings.epochs` to run; learning rate, batches and dropout depend on them.
-    make_batch, prepare_step: as of `TrainingRun`. groups: those of the optimizer, if their learning rates differ.
+    make_batch, prepare_step: as of `TrainingRun`. parameter_groups: of the optimizer, if their learning rates differ.
     """
     device = next(net.parameters()).device
     schedule = resolve_schedule(settings, len(plan))
@@ -49,11 +49,11 @@ def train_epoch_range(
             batches = next(steps)
             learning_rate = settings.learning_rate * schedule.factor(batches.epoch * len(plan) + batches.step)
             set_learning_rate(optimizer, learning_rate)
-            for options, group in zip(optimizer.param_groups, groups):
+            for options, group in zip(optimizer.param_groups, parameter_groups):
                 options["lr"] = group.learning_rate_factor * learning_rate
-            if groups and batches.epoch != epoch:
+            if parameter_groups and batches.epoch != epoch:
                 epoch = batches.epoch
-                _freeze(groups, epoch)
+                _freeze(parameter_groups, epoch)
             total += _step_gradient(net, batches, plan.seed, settings.precision, device) * batches.notes
             notes += batches.notes
             if penalty is not None:
@@ -63,15 +63,15 @@ def train_epoch_range(
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
     net.eval()
-    _freeze(groups, settings.epochs)
+    _freeze(parameter_groups, settings.epochs)
     if not torch.isfinite(total):
         raise ConfigError(f"the loss is not finite: training.learning_rate must be lower; got {settings.learning_rate}")
     return float(total) / max(1, notes)
 
 
-def _freeze(groups: Sequence[ParameterGroup], epoch: int) -> None:
+def _freeze(parameter_groups: Sequence[ParameterGroup], epoch: int) -> None:
     """Freezes the groups that start after an epoch."""
-    for group in groups:
+    for group in parameter_groups:
         for parameter in group.parameters:
             parameter.requires_grad_(epoch >= group.start_epoch)
 

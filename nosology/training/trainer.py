@@ -102,7 +102,7 @@ class TrainingResult:
     notes: int  # that were trained since the start or the resumption, each as often as it was read
     best_epoch: int  # counted from 1
     metrics: dict[str, float]  # of the best weights on the dev notes
-    pads: float  # share of padding among all tokens
+    padding_share: float  # share of padding among all tokens
     notes_per_second: float  # in training, without validation
     validation_seconds: float  # since the start or the resumption
     resumed_at: int  # step; 0: not resumed
@@ -128,8 +128,10 @@ class Trainer:
         self.plan = run.plan or self._batch_plan()
         self.schedule = resolve_schedule(run.settings, len(self.plan))
         self.net.to(self.fabric.device)
-        self.groups = run.parameter_groups or [ParameterGroup([p for p in self.net.parameters() if p.requires_grad])]
-        self.optimizer = make_adamw([group.parameters for group in self.groups], self.settings)
+        self.parameter_groups = run.parameter_groups or [
+            ParameterGroup([p for p in self.net.parameters() if p.requires_grad])
+        ]
+        self.optimizer = make_adamw([group.parameters for group in self.parameter_groups], self.settings)
         self.checkpoints = Checkpoints(run.run_folder, self._fingerprint())
         self.state = self._load_checkpoint()
         self.resumed_at = self.state.step
@@ -166,8 +168,8 @@ class Trainer:
             self.checkpoints.prepare()
         state = self.checkpoints.load(self.net, self.optimizer)
         self.fabric.barrier()  # all processes have read before the first one writes
-        title, steps = self.run.title, self.last * len(self.plan)
-        self.progress = ProgressDisplay(title, self.last, steps, state.step if state else 0, silent=not self.is_first)
+        title, steps, done = self.run.title, self.last_epoch * len(self.plan), state.step if state else 0
+        self.progress = ProgressDisplay(title, self.last_epoch, steps, done, silent=not self.is_first)
         if state:
             self.progress.print_line(f"{title}: resumes at step {state.step} of {steps}")
         elif self.is_first and self.checkpoints.path.exists():
@@ -177,7 +179,7 @@ class Trainer:
         return state or TrainingState()
 
     @property
-    def last(self) -> int:
+    def last_epoch(self) -> int:
         """The last epoch, counted from 1, unless early stopping ends the run before."""
         return min(self.settings.stop_epoch or self.schedule.epochs, self.schedule.epochs)
 
@@ -185,7 +187,7 @@ class Trainer:
     def is_finished(self) -> bool:
         """Whether the last epoch is over or early stopping ends the run."""
         no_better = self.state.epochs_without_improvement >= self.settings.patience
-        return self.state.epoch >= self.last or no_better or self._is_last_step
+        return self.state.epoch >= self.last_epoch or no_better or self._is_last_step
 
     @property
     def _is_last_step(self) -> bool:
@@ -214,7 +216,7 @@ class Trainer:
         """Takes one step of the optimizer."""
         self._freeze(batches.epoch)
         learning_rate = self.settings.learning_rate * self.schedule.factor(self.state.step)
-        for options, group in zip(self.optimizer.param_groups, self.groups):
+        for options, group in zip(self.optimizer.param_groups, self.parameter_groups):
             options["lr"] = group.learning_rate_factor * learning_rate
         self._step_loss.zero_()
         self._compute_gradient(batches)
@@ -258,18 +260,18 @@ class Trainer:
 
     def _freeze(self, epoch: int) -> None:
         """Freezes the groups that start after this epoch, so that no gradient is computed for them."""
-        is_trained = [epoch >= group.start_epoch for group in self.groups]
+        is_trained = [epoch >= group.start_epoch for group in self.parameter_groups]
         if is_trained == self._is_trained:
             return
         self._is_trained = is_trained
-        for group, trained in zip(self.groups, is_trained):
+        for group, trained in zip(self.parameter_groups, is_trained):
             for parameter in group.parameters:
                 parameter.requires_grad_(trained)
         self._module = None
         gc.collect()  # the old DDP module must be gone: its hooks would count every gradient twice
         self._module = self.fabric.setup_module(_LossModule(self.net))
         if self._use_cuda_graphs:
-            self._graph_step = CudaGraphBatchStep(self._backward, self.last * len(self.plan), self.fabric.device)
+            self._graph_step = CudaGraphBatchStep(self._backward, self.last_epoch * len(self.plan), self.fabric.device)
 
     def _log(self, epoch: int, ends_epoch: bool) -> None:
         """Reads the losses since the last log, ends the epoch if it is over, and writes curves and checkpoint."""
@@ -364,7 +366,7 @@ class Trainer:
             notes=self._all_notes,
             best_epoch=best["epoch"],
             metrics=best["metrics"],
-            pads=self.plan.epoch(0).padding_share(),
+            padding_share=self.plan.epoch(0).padding_share(),
             notes_per_second=self._mean_speed(),
             validation_seconds=self._validation_seconds,
             resumed_at=self.resumed_at,
@@ -373,7 +375,7 @@ class Trainer:
     def close(self) -> None:
         """Closes curves and progress display, and frees the CUDA graphs."""
         self._graph_step = self._module = None
-        for group in self.groups:
+        for group in self.parameter_groups:
             for parameter in group.parameters:
                 parameter.requires_grad_(True)
         self.progress.close()

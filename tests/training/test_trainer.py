@@ -140,7 +140,7 @@ def test_early_stopping_returns_the_best_weights(tmp_path):
     assert (result.epochs, result.best_epoch, result.steps) == (5, 2, 30)  # an equal score is no improvement
     assert result.metrics == {"map": 0.3, "micro_f1": 0.0}
     assert all(torch.equal(value, states[1][name]) for name, value in net.state_dict().items())
-    assert 0 < result.pads < 0.5 and result.notes_per_second > 0
+    assert 0 < result.padding_share < 0.5 and result.notes_per_second > 0
 
     finished = TinyNet()  # a finished run is not trained further
     result = train(tmp_path, settings, net=finished, validate=validate)
