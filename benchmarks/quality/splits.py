@@ -13,6 +13,7 @@ from iterstrat.ml_stratifiers import IterativeStratification
 from scipy import sparse
 
 from nosology.core.files import write_json
+from nosology.core.label_space import column_sums
 from nosology.corpora.corpus import Corpus
 from nosology.corpora.group_splits import group_label_counts, stratify, summarize_notes
 
@@ -33,8 +34,8 @@ def measure(labels: sparse.csr_matrix, part: np.ndarray) -> np.ndarray:
     parts = [labels[part == number] for number in range(3)]
     overall = labels.mean(axis=0)
     difference = np.mean([np.abs(one.mean(axis=0) - overall) for one in parts])
-    held_out = np.asarray(parts[1].sum(axis=0) + parts[2].sum(axis=0)).ravel()
-    unseen = held_out[np.asarray(parts[0].sum(axis=0)).ravel() == 0].sum() / held_out.sum()
+    held_out = column_sums(parts[1]) + column_sums(parts[2])
+    unseen = held_out[column_sums(parts[0]) == 0].sum() / held_out.sum()
     sizes = np.array([one.shape[0] for one in parts])
     return np.array([difference, *sizes / sizes.sum(), *(one.sum() / one.shape[0] for one in parts), unseen])
 

@@ -19,7 +19,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.svm import LinearSVC
 
 from nosology.core import Note
-from nosology.core.label_space import LabelSpace
+from nosology.core.label_space import LabelSpace, column_sums
 from nosology.corpora.simulate import simulate_notes
 from nosology.models.linear import linear_trainer
 from nosology.models.linear.linear_trainer import Choice, LinearRecipe, fit_linear
@@ -48,7 +48,7 @@ def main() -> None:
     their_vectors, their_tfidf_s = timed(lambda: theirs.fit_transform(texts))
     space = LabelSpace(sorted({code for note in notes for code in note.codes}))
     gold = space.encode([note.codes for note in notes])
-    seen = np.asarray(gold.sum(0)).ravel()
+    seen = column_sums(gold)
     columns = np.sort(np.random.default_rng(0).permutation(np.flatnonzero(seen < len(notes)))[: words.codes])
     labels = LabelSpace([space.codes[i] for i in columns])
     wanted = labels.encode([note.codes for note in notes])

@@ -66,6 +66,11 @@ class LabelSpace:
         return [list(code) for code in self.codes]
 
 
+def column_sums(matrix: sparse.csr_matrix) -> np.ndarray:
+    """The sum (L,) of each column of a matrix (B, L): of 0 and 1, the number of notes with each label."""
+    return np.asarray(matrix.sum(0)).ravel()
+
+
 ICD9, ICD10 = 1, 2  # bits: a note may have codes of both versions
 SYSTEM_VERSION = {"icd9cm": ICD9, "icd9proc": ICD9, "icd10cm": ICD10, "icd10pcs": ICD10}
 

@@ -15,6 +15,7 @@ import numpy as np
 from scipy import sparse
 
 from nosology.core import Code, Note
+from nosology.core.label_space import column_sums
 from nosology.corpora.duplicates import SHINGLE, THRESHOLD, Fingerprint, exact_pairs, near_pairs, shingle_fingerprint
 
 
@@ -168,7 +169,7 @@ def stratify(
     whole = np.column_stack([np.asarray(counts.sum(axis=1)).ravel(), sizes])
     counts = sparse.csr_matrix(sparse.hstack([counts, whole]), dtype=float)
     counts.sort_indices()
-    totals = np.asarray(counts.sum(axis=0)).ravel()
+    totals = column_sums(counts)
     missing = np.outer(shares, totals)
     if targets is not None:
         missing[:, :-2] = targets
@@ -196,7 +197,7 @@ def _assign_greedily(
     groups, labels = counts.shape
     part = np.full(groups, -1)
     by_label = counts.tocsc()
-    left = np.asarray(counts.sum(axis=0)).ravel()
+    left = column_sums(counts)
     sign = 1 if rarest_first else -1
     # Of the groups of a label the largest is first, while every part can take it; equal ones are in random order.
     rank = np.lexsort((rng.random(groups), -sizes)).argsort()

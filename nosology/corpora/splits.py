@@ -17,6 +17,7 @@ import numpy as np
 from nosology.core import SPLITS, SYSTEMS, Code, ConfigError, DataError, Note
 from nosology.core.errors import RenamedWarning
 from nosology.core.files import check_results_folder
+from nosology.core.label_space import column_sums
 from nosology.core.progress import progress
 from nosology.corpora.corpus import Corpus, check_corpus_folder, write_corpus
 from nosology.corpora.duplicates import THRESHOLD, check_threshold
@@ -174,7 +175,7 @@ def assign_sites(
     shares = shares / shares.sum()
     targets = None
     if skew == "dirichlet":
-        targets = _dirichlet_targets(labels, np.asarray(counts.sum(axis=0)).ravel(), sites, alpha, rng)
+        targets = _dirichlet_targets(labels, column_sums(counts), sites, alpha, rng)
     part = stratify(counts, sizes, shares, rng, targets=targets)
     return {note.id: f"site-{site:0{width}d}" for note, site in zip(notes, part[groups])}
 

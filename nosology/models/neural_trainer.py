@@ -18,7 +18,15 @@ from scipy import sparse
 from nosology.codes.lookup import label_description
 from nosology.core import Code, DataError
 from nosology.core.files import file_lock, json_sha256
-from nosology.core.label_space import ICD9, ICD10, LabelSpace, label_versions, mask_other_versions, note_versions
+from nosology.core.label_space import (
+    ICD9,
+    ICD10,
+    LabelSpace,
+    column_sums,
+    label_versions,
+    mask_other_versions,
+    note_versions,
+)
 from nosology.core.progress import activity, progress
 from nosology.corpora.corpus import Corpus
 from nosology.encoders.tokenizers import SubwordTokenizer, TokenIds, Vocabulary, WordTokenizer
@@ -64,7 +72,7 @@ class TokenizedNotes:
     @property
     def label_counts(self) -> np.ndarray:
         """The number of notes of each label (L,)."""
-        return np.asarray(self.gold.sum(0)).ravel().astype(np.int64)
+        return column_sums(self.gold).astype(np.int64)
 
     def part(self, size: int, seed: int) -> TokenizedNotes:
         """At most `size` of the notes, sampled at random."""
@@ -307,7 +315,7 @@ def _stored_vectors(folder: Path, key: str, compute: Callable[[], torch.Tensor])
 
 def label_counts(labels: LabelSpace, examples: Examples) -> np.ndarray:
     """The number of notes that have each label (L,)."""
-    return np.asarray(labels.encode(examples.codes).sum(0)).ravel()
+    return column_sums(labels.encode(examples.codes))
 
 
 def label_rates(counts: np.ndarray, notes: int) -> torch.Tensor:

@@ -1,11 +1,13 @@
 import numpy as np
 import pytest
+from scipy import sparse
 
 from nosology.core import Code, Note
 from nosology.core.label_space import (
     ICD9,
     ICD10,
     LabelSpace,
+    column_sums,
     date_versions,
     label_versions,
     mask_other_versions,
@@ -33,6 +35,12 @@ def test_hash_depends_on_order_and_content():
 def test_duplicates_raise():
     with pytest.raises(ValueError, match="distinct"):
         LabelSpace([A, A])
+
+
+def test_column_sums_count_the_notes_of_each_label():
+    gold = np.tile(np.array([[1, 0, 1], [0, 0, 1]], np.int8), (100, 1))  # the sum of 200 ones exceeds int8
+    for matrix in (sparse.csr_matrix(gold), gold):
+        assert column_sums(matrix).tolist() == [100, 0, 200]
 
 
 OLD, NEW, PCS = Code("icd9cm", "428.0"), Code("icd10cm", "I50.9"), Code("icd10pcs", "0DTJ4ZZ")

@@ -17,7 +17,7 @@ import numpy as np
 from scipy import sparse
 
 from nosology.core import Note
-from nosology.core.label_space import LabelSpace
+from nosology.core.label_space import LabelSpace, column_sums
 from nosology.federated.federation_settings import FederatedLexiconRecipe
 from nosology.federated.rounds.federation_setup import Arrays
 from nosology.federated.rounds.hashed_counts import hash_pairs, hashed_sum, unpack_names
@@ -209,8 +209,8 @@ class LexiconSite(StatisticsSite):
             for fold in range(recipe.learn.folds):
                 inside = np.flatnonzero(folds == fold)
                 own = PhraseCounts(
-                    np.asarray(phrases[inside].sum(0)).ravel(),
-                    np.asarray(gold[inside].sum(0)).ravel(),
+                    column_sums(phrases[inside]),
+                    column_sums(gold[inside]),
                     count_numbers([pairs[row] for row in inside], len(total.both)),
                     len(inside),
                 )

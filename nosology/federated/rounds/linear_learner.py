@@ -15,6 +15,7 @@ from itertools import pairwise
 import numpy as np
 from scipy import sparse
 
+from nosology.core.label_space import column_sums
 from nosology.federated.federation_settings import FederatedLinearRecipe
 from nosology.federated.rounds import label_lbfgs
 from nosology.federated.rounds.federation_setup import Arrays, FederationSetup
@@ -107,7 +108,7 @@ class LinearSite(StatisticsSite):
         sums = (vectors.T @ self.gold("train").astype(np.float64)).tocoo()
         buckets = _PAIR_BUCKETS * recipe.statistics.buckets
         hashed = hashed_sum(hash_pairs(sums.row, sums.col), sums.data, buckets)
-        return np.concatenate([hashed, np.asarray(vectors.sum(0)).ravel()])
+        return np.concatenate([hashed, column_sums(vectors)])
 
     def _gradient(self, arrays: Arrays, recipe: FederatedLinearRecipe) -> np.ndarray:
         """The gradients (L, K + 1) of the squared hinge losses, then the losses (L,); 0 for codes that are not used."""

@@ -15,7 +15,7 @@ import torch
 from scipy import sparse
 from torch import nn
 
-from nosology.core.label_space import LabelSpace
+from nosology.core.label_space import LabelSpace, column_sums
 from nosology.encoders.tokenizers import Vocabulary, WordTokenizer
 from nosology.federated.federation_settings import FederatedPlantRecipe
 from nosology.federated.rounds.federated_site import (
@@ -151,7 +151,7 @@ class PlantSite(WordSite):
         notes = self._notes("train", model := self._untrained(recipe)[0])
         vocabulary, size = model.tokenizer.vocabulary, self.sizes["train"]
         presence = word_presence(notes, len(vocabulary))
-        words, codes = (np.asarray(matrix.sum(0), np.int64).ravel() for matrix in (presence, notes.gold))
+        words, codes = (column_sums(matrix).astype(np.int64) for matrix in (presence, notes.gold))
         both = (notes.gold.T.astype(np.int32) @ presence.astype(np.int32)).toarray()
         if not recipe.federation.privacy.secure:
             minimum = recipe.federation.min_site_notes

@@ -19,7 +19,7 @@ from flwr.app import Message, RecordDict
 from scipy import sparse
 
 from nosology.core import Code, ConfigError, DataError, Note, __version__
-from nosology.core.label_space import LabelSpace
+from nosology.core.label_space import LabelSpace, column_sums
 from nosology.federated.federation_settings import FederatedStatisticsRecipe, StatisticsSettings
 from nosology.federated.privacy.dp_sgd import secure_generator
 from nosology.federated.rounds import messages
@@ -198,7 +198,7 @@ class StatisticsSite:
             return np.bincount(np.array(found, dtype=np.int64), minlength=len(number))
 
         patients, gold = counted(self._patient_items(recipe)), self.gold("train")
-        coded = np.asarray(gold.sum(0)).ravel()
+        coded = column_sums(gold)
         return np.concatenate(
             [patients, patients > 0, counted(self.note_items(recipe)), coded, [gold.shape[0]]], dtype=np.float64
         )

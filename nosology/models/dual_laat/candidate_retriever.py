@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import sparse
 
+from nosology.core.label_space import column_sums
 from nosology.encoders.tokenizers import SPECIALS
 from nosology.models.linear.tfidf import keep_largest
 
@@ -111,7 +112,7 @@ class _Parts:
     @staticmethod
     def of(present: sparse.csr_matrix, gold: sparse.csr_matrix, texts: np.ndarray) -> _Parts:
         """The parts for notes (B, V) of 0/1 with codes (B, L)."""
-        notes = np.asarray(gold.sum(0)).ravel()
+        notes = column_sums(gold)
         prior = np.log1p(notes).astype(np.float32)
         rarity = _rarity(present, texts)
         return _Parts(_association_weights(present, gold, notes), _description_weights(texts, rarity), prior, rarity)
@@ -154,8 +155,8 @@ def _presence(ids: Sequence[np.ndarray], words: int) -> sparse.csr_matrix:
 
 def _rarity(present: sparse.csr_matrix, texts: np.ndarray) -> np.ndarray:
     """The weight of a word in a description (V,): high if it is rare in notes and in descriptions."""
-    notes = np.asarray(present.sum(0)).ravel()
-    described = np.asarray(_presence(list(texts), present.shape[1]).sum(0)).ravel()
+    notes = column_sums(present)
+    described = column_sums(_presence(list(texts), present.shape[1]))
     rarity = np.log((present.shape[0] + 1) / (notes + 1)) * np.log((len(texts) + 1) / (described + 1))
     return rarity.astype(np.float32)
 
@@ -168,7 +169,7 @@ def _description_weights(texts: np.ndarray, rarity: np.ndarray) -> sparse.csr_ma
 
 def _association_weights(present: sparse.csr_matrix, gold: sparse.csr_matrix, notes: np.ndarray) -> sparse.csr_matrix:
     """Weights (V, L) from counts: the words of each code with the largest log-likelihood ratios."""
-    share = np.asarray(present.sum(0)).ravel() / max(1, present.shape[0])
+    share = column_sums(present) / max(1, present.shape[0])
     columns, parts = gold.tocsc(), []
     for start in range(0, gold.shape[1], _CODES):
         counts = (columns[:, start : start + _CODES].T @ present).tocsr()

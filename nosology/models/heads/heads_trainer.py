@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from nosology.core.label_space import column_sums
 from nosology.encoders.embedder import Embedder
 from nosology.encoders.embedding_cache import EmbeddingCache
 from nosology.evaluation import brief
@@ -57,7 +58,7 @@ def _fitted(
     labels = label_space(recipe.labels, train.codes)
     scaler = FeatureStatistics.of(train.vectors).scaler()
     net = build_head(recipe.model, embedder.dim, len(labels), recipe.seed)
-    counts = np.asarray(labels.encode(train.codes).sum(0)).ravel()
+    counts = column_sums(labels.encode(train.codes))
     model = Heads(labels, counts, recipe.embedder, embedder.identity, scaler, net)
     notes = make_vector_notes(train.vectors, train.codes, scaler, labels)
 

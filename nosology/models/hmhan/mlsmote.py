@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import sparse
 
+from nosology.core.label_space import column_sums
+
 
 @dataclass(frozen=True)
 class SyntheticRows:
@@ -34,7 +36,7 @@ class SyntheticRows:
 
 def imbalance(gold: sparse.csr_matrix) -> tuple[np.ndarray, float]:
     """IRLbl (L,), count of the most frequent label / count of the label, and MeanIR, its mean over labels."""
-    counts = np.asarray(gold.sum(0), dtype=np.float64).ravel()
+    counts = column_sums(gold).astype(np.float64)
     ratios = np.divide(counts.max(), counts, out=np.full(len(counts), np.inf), where=counts > 0)
     return ratios, float(ratios[np.isfinite(ratios)].mean())
 

@@ -13,7 +13,7 @@ import torch
 from scipy import sparse
 
 from nosology.core import Code, DataError, Note
-from nosology.core.label_space import ICD9, ICD10, date_versions, note_versions
+from nosology.core.label_space import ICD9, ICD10, column_sums, date_versions, note_versions
 from nosology.core.progress import progress
 from nosology.corpora.group_splits import group_folds, group_names
 from nosology.encoders.state_cache import CachedStates, DeviceCachedStates, GatheredStates
@@ -71,7 +71,7 @@ class ReportDataset:
 
     def label_counts(self, rows: np.ndarray) -> np.ndarray:
         """The number of reports (L,) at `rows` with each label."""
-        return np.asarray(sparse.csr_matrix(self.gold[rows]).sum(0)).ravel()
+        return column_sums(sparse.csr_matrix(self.gold[rows]))
 
     def known_counts(self, versions: np.ndarray) -> np.ndarray:
         """The number of rows (L,) for which each label is known to be present or absent; versions: of the rows."""

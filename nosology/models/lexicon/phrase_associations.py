@@ -16,6 +16,7 @@ import numpy as np
 from scipy import sparse
 
 from nosology.core import Code, Note
+from nosology.core.label_space import column_sums
 from nosology.core.parallel import parallel_map
 from nosology.core.progress import progress
 from nosology.models.lexicon.learned_phrases import LearnedPhrases, count_codes, pack_counts
@@ -258,7 +259,7 @@ def _associated_in_block(
     seen = np.zeros((has_phrase.shape[0], n_folds + 1))
     seen[:, :-1] = (has_phrase @ folds).toarray()
     coded = np.zeros((n_codes, n_folds + 1))
-    coded[:, :-1] = np.asarray(has_code.sum(axis=0)).reshape(n_codes, n_folds)
+    coded[:, :-1] = column_sums(has_code).reshape(n_codes, n_folds)
     frequent = both.sum(axis=1) >= _MIN_NOTES
     phrase, code, both = phrase[frequent], code[frequent], both[frequent]
     total_both, total_seen, total_coded = both.sum(axis=1), seen.sum(axis=1), coded.sum(axis=1)

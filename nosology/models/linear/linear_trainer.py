@@ -12,7 +12,7 @@ from pydantic import Field, PositiveInt
 from scipy import sparse
 
 from nosology.core import DataError
-from nosology.core.label_space import LabelSpace
+from nosology.core.label_space import LabelSpace, column_sums
 from nosology.core.progress import activity, progress
 from nosology.core.settings import Settings
 from nosology.models.linear.linear_model import Linear
@@ -96,7 +96,7 @@ def fit_linear(
     tfidf, vectors: the result of `Tfidf.fit`. gold: 0/1 (B, L); each code has at least one note.
     """
     weights, bias = _fit_codes(recipe, vectors, gold, np.arange(len(labels)), choice)
-    notes = np.asarray(gold.sum(0)).ravel().astype(np.int64)
+    notes = column_sums(gold).astype(np.int64)
     return Linear(labels, notes, tfidf, weights, bias)
 
 
@@ -110,7 +110,7 @@ def choose(
     """The settings with the best pooled average precision on dev, over a sample of the codes that dev has."""
     from sklearn.metrics import average_precision_score
 
-    known = np.flatnonzero(np.asarray(dev_gold.sum(0)).ravel())
+    known = np.flatnonzero(column_sums(dev_gold))
     if not len(known) or len(recipe.fit.c) * len(recipe.fit.max_features) == 1:
         return Choice(recipe.fit.c[0], max(recipe.fit.max_features))
     columns = np.sort(np.random.default_rng(recipe.seed).permutation(known)[: recipe.fit.choice_codes])
