@@ -112,7 +112,7 @@ def measure(kind: str, store: str, options: argparse.Namespace, folder: Path) ->
         "batch": options.batch,
         "coders": options.coders,
         "seconds": round(wall),
-        "notes_a_second": round(options.batch / wall, 1),
+        "notes_per_second": round(options.batch / wall, 1),
         "coded_after_cancel": after_cancel,
         "codings": rows,
         "notes_not_coded": uncoded,

@@ -223,8 +223,8 @@ def measure(kind: str, store: str, options: argparse.Namespace, folder: Path) ->
         "coders": options.coders,
         "think_seconds": options.think,
         "requests": len(every),
-        "requests_a_second": round(len(every) / wall, 1),
-        "server_cpu_ms_a_request": round(1000 * spent / len(requests), 1),
+        "requests_per_second": round(len(every) / wall, 1),
+        "server_cpu_ms_per_request": round(1000 * spent / len(requests), 1),
         "p50_ms": round(1000 * statistics.median(every)),
         "p95_ms": round(1000 * quantile(every, 0.95)),
         "p99_ms": round(1000 * quantile(every, 0.99)),
@@ -254,8 +254,8 @@ def main() -> None:
             rows.append(measure(kind, store, options, Path(folder)))
         row = rows[-1]
         speed = f"p50 {row['p50_ms']} ms, p95 {row['p95_ms']} ms, p99 {row['p99_ms']} ms"
-        print(f"{kind}: {row['requests']:,} requests, {row['requests_a_second']} a second, {speed}", flush=True)
-        print(f"  {row['server_cpu_ms_a_request']} ms of CPU of the server a request", flush=True)
+        print(f"{kind}: {row['requests']:,} requests, {row['requests_per_second']} a second, {speed}", flush=True)
+        print(f"  {row['server_cpu_ms_per_request']} ms of CPU of the server a request", flush=True)
         print(f"  p95 of the trivial page {row['p95_ms_trivial']} ms, ratio {row['p95_ratio']}", flush=True)
         ratios = (
             f"{name} {row['p95_ms_by_page'][name]} ms ({ratio})" for name, ratio in row["p95_ratio_by_page"].items()

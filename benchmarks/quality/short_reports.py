@@ -135,7 +135,7 @@ def summary(folds: dict[str, dict]) -> dict[str, float]:
         "micro_f1": round(2 * hits / (given + true), 4),
         "precision": round(hits / given, 4),
         "recall": round(hits / true, 4),
-        "cpu_seconds_a_fold": round(seconds / len(folds), 1),
+        "cpu_seconds_per_fold": round(seconds / len(folds), 1),
     }
 
 
@@ -170,7 +170,7 @@ def main() -> None:
     for name, row in results.items():
         print(
             f"{name[:49]:<50}{row['micro_f1']:>10.4f}{row['precision']:>11.4f}{row['recall']:>9.4f}"
-            f"{len(row['folds']):>7}{row['cpu_seconds_a_fold']:>14.1f}"
+            f"{len(row['folds']):>7}{row['cpu_seconds_per_fold']:>14.1f}"
         )
 
 

@@ -47,8 +47,8 @@ def shape(notes: Iterable[Note]) -> dict[str, float]:
         "words_quartile_1": quartiles[0],
         "words_median": quartiles[1],
         "words_quartile_3": quartiles[2],
-        "codes_a_note": float(np.mean(codes)),
-        "codes_a_note_std": float(np.std(codes)),
+        "codes_per_note": float(np.mean(codes)),
+        "codes_per_note_std": float(np.std(codes)),
         "distinct_codes": len(counts),
         "share_of_codes_seen_fewer_than_10_times": sum(n < 10 for n in counts.values()) / len(counts),
     }

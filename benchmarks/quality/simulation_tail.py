@@ -36,8 +36,8 @@ def main() -> None:
     table = {
         "admissions": len(sizes),
         "patients": patient,
-        "codes_a_note": round(float(np.mean(sizes)), 2),
-        "codes_a_note_std": round(float(np.std(sizes)), 2),
+        "codes_per_note": round(float(np.mean(sizes)), 2),
+        "codes_per_note_std": round(float(np.std(sizes)), 2),
         "distinct_codes": len(seen),
         "procedures_among_them": sum(code.system == "icd10pcs" for code in counts),
         "codes_seen_10_times": int((seen >= 10).sum()),

@@ -88,8 +88,8 @@ def row(bundle: Bundle, corpus: Corpus, k: int, folder: Path) -> dict[str, float
         "micro_f1": metrics["micro_f1"],
         "map": metrics["map"],
         **proposed(bundle, notes, k),
-        "seconds_a_note": seconds / len(timed),
-        "cpu_seconds_a_note": work / len(timed),
+        "seconds_per_note": seconds / len(timed),
+        "cpu_seconds_per_note": work / len(timed),
     }
 
 

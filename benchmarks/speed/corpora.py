@@ -70,12 +70,12 @@ def main() -> None:
     cpu = used.ru_utime + used.ru_stime
     result = {
         "notes": options.notes,
-        "words_a_note": options.words,
+        "words_per_note": options.words,
         "gigabytes_of_text": round(characters / 1e9, 2),
         "recipe": options.recipe,
         "wall_seconds": round(seconds, 1),
         "cpu_seconds": round(cpu, 1),
-        "notes_a_cpu_second": round(options.notes / cpu),
+        "notes_per_cpu_second": round(options.notes / cpu),
         "peak_memory_gb": round(used.ru_maxrss / 2**20, 2),  # ru_maxrss is in kilobytes on Linux
     }
     RESULT.parent.mkdir(parents=True, exist_ok=True)

@@ -60,8 +60,8 @@ def main() -> None:
         "build_s": build,
         **_started(),
         "notes": len(texts),
-        "words_a_note": sum(len(text.split()) for text in texts) / len(texts),
-        "notes_a_second": _rate(coder, texts),
+        "words_per_note": sum(len(text.split()) for text in texts) / len(texts),
+        "notes_per_second": _rate(coder, texts),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, one used but for batches",
     }
     short = [" ".join(text.split(" ")[:SHORT]) for text in texts]
@@ -112,8 +112,8 @@ def batch(coder: Coder, texts: Sequence[str], workers: int) -> dict[str, float]:
     memory = max(forked_map(coded, enumerate(texts), workers))
     seconds = time.perf_counter() - started
     return {
-        "notes_a_second": len(texts) / seconds,
-        "cpu_ms_a_note": 1000 * (_cpu_seconds() - cpu) / len(texts),
+        "notes_per_second": len(texts) / seconds,
+        "cpu_ms_per_note": 1000 * (_cpu_seconds() - cpu) / len(texts),
         "private_mb": memory if workers > 1 else 0.0,
     }
 

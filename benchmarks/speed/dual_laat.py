@@ -100,8 +100,8 @@ def run(encoder: str, batch: int, tokens: int, chunk: int, batches: int, device:
     notes = sum(map(len, every))
     memory = torch.cuda.max_memory_allocated() / 1e9 if device == "cuda" else 0.0
     return {
-        "ms_a_note": 1000 * seconds / notes,
-        "notes_a_second": notes / seconds,
+        "ms_per_note": 1000 * seconds / notes,
+        "notes_per_second": notes / seconds,
         "tflops": 3 * sum(operations(settings, words) for words in every) / seconds / 1e12,
         "peak_gb": memory,
         "mean_words": float(np.concatenate(every).mean()),

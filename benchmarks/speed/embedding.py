@@ -135,8 +135,8 @@ def measure(model: Any, net: torch.nn.Module, parts: list[list[int]], pooling: s
     lengths = [length for part in parts for length in part]
     flops = operations(model, lengths) / seconds / 1e12
     return {
-        "tokens_a_second": sum(lengths) / seconds,
-        "notes_a_second": len(lengths) / seconds,
+        "tokens_per_second": sum(lengths) / seconds,
+        "notes_per_second": len(lengths) / seconds,
         "tflops": flops,
         "share": flops / PEAK,
         "mean_tokens": float(np.mean(lengths)),
@@ -197,7 +197,7 @@ def gpu(size: int, tokens: int, only: list[str] | None) -> dict[str, Any]:
                 row = measure(model, net, packs(lengths, size, net), pooling)
                 row["compile_seconds"] = ready
                 result["rows"][f"{name}, {shape_name}, {kind}"] = row
-                speed, flops = row["tokens_a_second"], row["tflops"]
+                speed, flops = row["tokens_per_second"], row["tflops"]
                 print(f"  {shape_name:>6} {kind:20} {speed:>10,.0f} tokens/s {flops:>6.0f} TFLOP/s", end="")
                 print(f" {row['share']:>6.1%}", flush=True)
         if any(value > 1.5 * gaps["padded"] + 1e-3 for value in gaps.values()):
@@ -242,10 +242,10 @@ def cpu(notes: int, rounds: int) -> dict[str, Any]:
         print(f"minilm on a CPU, {name:22}{value:>8,.0f} tokens/s")
     print(f"ratio {ratio:.2f}")
     return {
-        "tokens_a_second": results,
+        "tokens_per_second": results,
         "ratio": ratio,
         "notes": notes,
-        "tokens_a_note": float(np.mean([len(ids) for ids in pieces])),
+        "tokens_per_note": float(np.mean([len(ids) for ids in pieces])),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
     }

@@ -59,7 +59,7 @@ def main() -> None:
     for name, row in rows.items():
         verdict = "ok" if row["median_ms"] < LIMIT else "TOO SLOW"
         print(f"{name:<12}{row['median_ms']:>8.2f} ms, 95% under {row['p95_ms']:.2f} ms  (limit {LIMIT} ms: {verdict})")
-    settings = {"labels": wanted.labels, "pool": wanted.pool, "codes_a_note": wanted.codes, "limit_ms": LIMIT}
+    settings = {"labels": wanted.labels, "pool": wanted.pool, "codes_per_note": wanted.codes, "limit_ms": LIMIT}
     write_json(
         wanted.out, settings | {"rows": rows, "machine": platform.machine(), "python": platform.python_version()}
     )

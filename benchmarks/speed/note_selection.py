@@ -52,7 +52,7 @@ def main() -> None:
         chosen = select_notes(model, corpus.notes(), arguments.select)
         result = {
             "notes": len(corpus),
-            "words_a_note": round(words),
+            "words_per_note": round(words),
             "codes": len(model.labels),
             "selected": len(chosen),
             "cpu_seconds": round(time.process_time() - start - reading, 1),

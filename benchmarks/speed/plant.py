@@ -112,7 +112,12 @@ def language(workload: dict, times: int, *, loss=next_word_loss, streams: float 
         seconds, memory = timed(net, batch, times)
     words = count * WINDOW
     floor = 3 * words * (lstm_products(workload) + 2 * workload["size"] * workload["words"]) / PEAK
-    return {"words_a_second": words / seconds, "ms_a_step": 1000 * seconds, "peak_gb": memory, "floor_ms": 1000 * floor}
+    return {
+        "words_per_second": words / seconds,
+        "ms_per_step": 1000 * seconds,
+        "peak_gb": memory,
+        "floor_ms": 1000 * floor,
+    }
 
 
 def layers_alone(workload: dict, times: int) -> dict[str, float]:
@@ -167,10 +172,10 @@ def classifier(
     encoder = 0 if alone or cached else words * lstm_products(workload) * (1 if frozen else 3)
     decoder = words * 2 * 2 * workload["size"] * workload["codes"] * (2 if frozen or cached else 3)
     return {
-        "ms_a_note": 1000 * seconds / notes,
-        "notes_a_second": notes / seconds,
+        "ms_per_note": 1000 * seconds / notes,
+        "notes_per_second": notes / seconds,
         "peak_gb": memory,
-        "floor_ms_a_note": 1000 * (decoder + encoder) / PEAK / notes,
+        "floor_ms_per_note": 1000 * (decoder + encoder) / PEAK / notes,
     }
 
 
@@ -190,8 +195,8 @@ def ranker(workload: dict, times: int) -> dict[str, float]:
     seconds, memory = timed(net, Lists(*map(torch.from_numpy, lists)).to(device()), times)
     floor = 3 * settings.batch * settings.list * 2 * workload["size"] * settings.hidden / PEAK
     return {
-        "codes_a_second": settings.batch / max(seconds, list_seconds),
-        "ms_a_step": 1000 * seconds,
+        "codes_per_second": settings.batch / max(seconds, list_seconds),
+        "ms_per_step": 1000 * seconds,
         "ms_of_lists": 1000 * list_seconds,
         "peak_gb": memory,
         "floor_ms": 1000 * floor,

@@ -32,20 +32,20 @@ def main() -> None:
     start = time.process_time() - started
     with tempfile.TemporaryDirectory() as folder, Mimic4Writer(Path(folder)) as writer:
         started = time.process_time()
-        words = 0
+        characters = 0
         for index in range(arguments.patients):
             patient, records = hospital.patient(0, index)
             writer.write_patient(patient, records, 0)
-            words += sum(len(record.text) for record in records if record.text)
+            characters += sum(len(record.text) for record in records if record.text)
         seconds = time.process_time() - started
         notes, reports = writer.counts["note/discharge"], writer.counts["note/radiology"]
     table = {
         "start_cpu_seconds": round(start, 2),
         "discharge_summaries": notes,
         "radiology_reports": reports,
-        "characters_a_summary": round(words / notes),
+        "characters_per_summary": round(characters / notes),
         "cpu_seconds": round(seconds, 2),
-        "summaries_a_second": round(notes / seconds),
+        "summaries_per_second": round(notes / seconds),
         "machine": platform.machine(),
         "python": platform.python_version(),
     }

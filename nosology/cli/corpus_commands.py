@@ -145,8 +145,8 @@ def stats(
 
 
 def _stats_row(name: str, values: dict[str, Any]) -> str:
-    words = values["words_a_note"] or {"q1": 0, "median": 0, "q3": 0}
-    codes = values["codes_a_note"] or {"mean": 0, "std": 0}
+    words = values["words_per_note"] or {"q1": 0, "median": 0, "q3": 0}
+    codes = values["codes_per_note"] or {"mean": 0, "std": 0}
     rare = values["share_of_codes_seen_under_10_times"]
     return (
         f"{name:9}{values['notes']:>9,} {values['patients']:>9,} {words['q1']:>10,.0f} {words['median']:>7,.0f} "

@@ -57,8 +57,8 @@ class _StatsCounter:
         return {
             "notes": len(self.words),
             "patients": len(self.patients),
-            "words_a_note": None if quartiles is None else dict(zip(("q1", "median", "q3"), map(float, quartiles))),
-            "codes_a_note": None if not codes.size else {"mean": float(codes.mean()), "std": float(codes.std())},
+            "words_per_note": None if quartiles is None else dict(zip(("q1", "median", "q3"), map(float, quartiles))),
+            "codes_per_note": None if not codes.size else {"mean": float(codes.mean()), "std": float(codes.std())},
             "notes_without_codes": int((codes == 0).sum()),
             **_code_stats(self.codes),
         }

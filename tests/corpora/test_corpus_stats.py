@@ -17,9 +17,9 @@ def test_statistics_in_total_per_split_and_per_system(tmp_path):
     stats = corpus_stats(corpus(tmp_path / "c", notes))
     words = [*range(11), 3]
     assert stats["notes"] == 12
-    assert list(stats["words_a_note"].values()) == pytest.approx(np.percentile(words, [25, 50, 75]))
-    assert stats["codes_a_note"]["mean"] == pytest.approx(14 / 12)
-    assert stats["codes_a_note"]["std"] == pytest.approx(np.std([1] * 11 + [3]))
+    assert list(stats["words_per_note"].values()) == pytest.approx(np.percentile(words, [25, 50, 75]))
+    assert stats["codes_per_note"]["mean"] == pytest.approx(14 / 12)
+    assert stats["codes_per_note"]["std"] == pytest.approx(np.std([1] * 11 + [3]))
     assert stats["share_of_codes_seen_under_10_times"] == pytest.approx(2 / 3)
     assert list(stats["splits"]) == ["train", "none"]
     assert stats["splits"]["train"]["distinct_codes"] == 1
@@ -33,4 +33,4 @@ def test_statistics_in_total_per_split_and_per_system(tmp_path):
 def test_an_empty_corpus_has_no_means(tmp_path):
     stats = corpus_stats(corpus(tmp_path / "c", []))
     assert stats["notes"] == 0
-    assert stats["words_a_note"] is stats["codes_a_note"] is stats["share_of_codes_seen_under_10_times"] is None
+    assert stats["words_per_note"] is stats["codes_per_note"] is stats["share_of_codes_seen_under_10_times"] is None

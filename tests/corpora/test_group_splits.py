@@ -40,8 +40,8 @@ def test_labels_are_spread_at_least_as_evenly_as_by_the_oracle(notes, codes):
         ours.append(distance(matrix, part))
         oracle.append(distance(matrix, other))
         assert np.abs(np.bincount(part) / notes - SHARES).max() < 0.01
-        labels_a_note = [matrix[part == p].sum() / (part == p).sum() for p in range(3)]
-        assert max(labels_a_note) < 1.05 * min(labels_a_note)
+        labels_per_note = [matrix[part == p].sum() / (part == p).sum() for p in range(3)]
+        assert max(labels_per_note) < 1.05 * min(labels_per_note)
     assert np.mean(ours) <= np.mean(oracle)
 
 
