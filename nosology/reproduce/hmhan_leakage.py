@@ -1,12 +1,13 @@
 """The effect of leaking protocols on the score of HMHAN. Nothing but the protocol differs between the arms.
 
     by patient   all reports of a patient, and near-duplicates, are in one split; synthetic rows of train reports only
-    by report    reports are split at random: a patient, or copies of a report, can be in several splits
+    by report    each report for itself: a patient, or copies of a report, can be in several splits
     resampled    MLSMOTE is applied to all reports before the split: some dev and test rows are synthetic, interpolated
                  between train reports
 
-A protocol assigns reports and synthetic rows to train, dev and test. From there on all arms are the same: labels, net,
-loss, batches, early stopping on the dev rows, calibration and threshold from the dev rows. Do not use these coders.
+A protocol assigns reports and synthetic rows to train, dev and test, stratified by code. From there on all arms are the
+same: labels, net, loss, batches, early stopping on the dev rows, calibration and threshold from the dev rows. Do not
+use these coders.
 """
 
 from __future__ import annotations
@@ -22,8 +23,7 @@ from scipy import sparse
 from nosology.core import DataError, Note
 from nosology.core.label_space import LabelSpace
 from nosology.corpora.corpus import Corpus
-from nosology.corpora.group_splits import summarize_notes
-from nosology.corpora.splits import stratified_splits
+from nosology.corpora.group_splits import group_numbers, stratify, summarize_notes
 from nosology.evaluation import Evaluation, brief, examine
 from nosology.evaluation.decision import Decision
 from nosology.models.compare import METRICS
@@ -109,18 +109,16 @@ def metrics_of(evaluation: Evaluation) -> dict[str, float | None]:
 
 
 def assign_rows(protocol: str, trainer: HmhanEnsembleTrainer, notes: Sequence[Note]) -> list[SplitRows]:
-    """Train, dev and test of a protocol; notes: the train reports of the trainer."""
-    seed, everything = trainer.recipe.seed, np.arange(len(notes))
+    """Train, dev and test of a protocol; notes: the train reports of the trainer. All protocols stratify by code."""
+    seed, gold, everything = trainer.recipe.seed, trainer.train.gold, np.arange(len(notes))
     if protocol == "resampled":
         synthetic = _synthetic(trainer, everything)
-        number = _random_splits(len(notes) + len(synthetic), seed)
+        cells = sparse.vstack([gold, sparse.csr_matrix(synthetic.targets.astype(np.int8))]).tocsr()
+        number = _stratified_parts(cells, np.arange(cells.shape[0]), seed)
         real, added = number[: len(notes)], number[len(notes) :]
         return [SplitRows(np.flatnonzero(real == i), synthetic.subset(np.flatnonzero(added == i))) for i in range(3)]
-    if protocol == "by patient":
-        [split] = stratified_splits(summarize_notes(notes), RATIOS, seed=seed)
-        real = np.array([SPLITS.index(split[note.id]) for note in notes])
-    else:
-        real = _random_splits(len(notes), seed)
+    groups = _groups(notes) if protocol == "by patient" else everything
+    real = _stratified_parts(gold, groups, seed)
     rows = [np.flatnonzero(real == i) for i in range(3)]
     synthetic = _synthetic(trainer, rows[0])
     none = synthetic.subset(np.empty(0, np.int64))
@@ -134,10 +132,18 @@ def _synthetic(trainer: HmhanEnsembleTrainer, rows: np.ndarray) -> SyntheticRows
     return synthetic or SyntheticRows(empty, empty, np.empty(0), np.empty((0, labels), np.float32))
 
 
-def _random_splits(n: int, seed: int) -> np.ndarray:
-    """The random split (n,) of each row, 0 to 2 in the proportions of RATIOS."""
-    rank = np.random.default_rng([seed, 7]).permutation(n)
-    return np.searchsorted(np.cumsum(RATIOS)[:2] * n, rank, side="right")
+def _groups(notes: Sequence[Note]) -> np.ndarray:
+    """The group of each report (n,): those of a patient, and near-duplicates."""
+    summaries = summarize_notes(notes)
+    group_of = dict(zip([summary.id for summary in summaries], group_numbers(summaries).tolist()))
+    return np.array([group_of[note.id] for note in notes])
+
+
+def _stratified_parts(gold: sparse.csr_matrix, groups: np.ndarray, seed: int) -> np.ndarray:
+    """The part (n,) of each row, 0 to 2 in the proportions of RATIOS for each code; a group is in one part."""
+    sizes = np.bincount(groups)
+    members = sparse.csr_matrix((np.ones(len(groups)), (groups, np.arange(len(groups)))))
+    return stratify(members @ gold, sizes, np.array(RATIOS), np.random.default_rng([seed, 7]))[groups]
 
 
 def shared_patients(notes: Sequence[Note], train: np.ndarray, test: np.ndarray) -> float:

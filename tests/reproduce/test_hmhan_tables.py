@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy import sparse
 
 from nosology.config import load_recipe, parse_settings
 from nosology.core import Code, DataError
@@ -45,6 +46,17 @@ def test_only_the_protocol_by_patient_shares_no_patient(tiny, tmp_path):
     resampled, honest = metrics["resampled"], metrics["by patient"]
     assert resampled.keys() == honest.keys()
     assert resampled["density"] != resampled["real.density"] and honest["density"] == honest["real.density"]
+
+
+def test_rows_of_each_protocol_are_stratified_by_code():
+    random = np.random.default_rng(5)
+    gold = sparse.csr_matrix((random.random((400, 4)) < [0.5, 0.2, 0.1, 0.05]).astype(np.int8))
+    for groups in (np.arange(400), np.arange(400) // 4):
+        parts = hmhan_leakage._stratified_parts(gold, groups, 3)
+        assert all(len(set(parts[groups == group])) == 1 for group in groups)
+        shares = np.array([gold[parts == i].sum(0).A1 / gold.sum(0).A1 for i in range(3)]).T
+        assert shares == pytest.approx(np.tile(hmhan_leakage.RATIOS, (4, 1)), abs=0.03)
+        assert np.bincount(parts) / 400 == pytest.approx(hmhan_leakage.RATIOS, abs=0.02)
 
 
 def test_nothing_but_the_assignment_of_rows_differs_between_protocols(tiny, tmp_path, monkeypatch):
@@ -96,7 +108,7 @@ def test_resampled_batches_have_one_icd_version(tiny, tmp_path, monkeypatch):
 
 
 def test_too_few_notes_raise(tiny, tmp_path):
-    corpus = corpus_of([replace(note, split=None) for note in small_notes(4)], tmp_path / "corpus")
+    corpus = corpus_of([replace(note, split=None) for note in small_notes(2)], tmp_path / "corpus")
     with pytest.raises(DataError, match="too few coded notes"):
         protocols(tiny, corpus, tmp_path, ["by patient", "by report"])
 
