@@ -90,20 +90,20 @@ def kinds(bundle: Bundle, notes: Iterable[Note]) -> dict[str, dict[str, int]]:
     for note in notes:
         true = {code for code in note.codes if code.system == "icd10cm"}
         predicted = {code for code in accepted(bundle, note.text) if code.system == "icd10cm"}
-        named = {vote.code for vote in bundle.model.analyse(note.text)[1].votes}
-        in_context = {vote.code for vote in open_to_all.analyse(note.text)[1].votes}
+        mentioned = {scored.code for scored in bundle.model.analyse(note.text)[1].mentions}
+        in_context = {scored.code for scored in open_to_all.analyse(note.text)[1].mentions}
         stated = {item.code for item in note.evidence}
         categories = {code.code[:3] for code in predicted - true}
         missed["found"] += len(true & predicted)
         for code in true - predicted:
             if stated and code not in stated:
                 missed["not stated"] += 1
-            elif code not in named and code in in_context:
+            elif code not in mentioned and code in in_context:
                 missed["context"] += 1
             elif code.code[:3] in categories:
                 missed["specificity"] += 1
             else:
-                missed["too low" if code in named else "missed term"] += 1
+                missed["too low" if code in mentioned else "missed term"] += 1
         lacking = {code.code[:3] for code in true - predicted}
         wrong["true"] += len(true & predicted)
         wrong.update("specificity" if code.code[:3] in lacking else "not coded" for code in predicted - true)
