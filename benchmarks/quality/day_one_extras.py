@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from day_one import EDITION, _notes
+from day_one import EDITION, codiesp_split
 
 from nosology.codes import describe
 from nosology.config import load_recipe
@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--lang", choices=["en", "es"], default="en")
     parser.add_argument("--notes", type=int, default=500)
     arguments = parser.parse_args()
-    notes = _notes(arguments.folder, arguments.lang, "train", arguments.lang == "es")[: arguments.notes]
+    notes = codiesp_split(arguments.folder, arguments.lang, "train", arguments.lang == "es")[: arguments.notes]
     recipe = load_recipe("lexicon", ["labels.systems=['icd10cm']", *EDITION])
     validation = CrossValidation(recipe, ["icd10cm"], notes)
     seen = validation.mentions()
