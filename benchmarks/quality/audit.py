@@ -112,8 +112,8 @@ def measure(
     counts: dict[str, Counter[str]] = {kind: Counter() for kind in kinds}
     top = MAX_SUGGESTIONS if auditor else None
     for number, case in enumerate(cases):
-        gold, optional = _gold(case), {item["code"] for item in case.get("optional", ())}
-        others = _gold(cases[(number + 1) % len(cases)])
+        gold, optional = gold_codes(case), {item["code"] for item in case.get("optional", ())}
+        others = gold_codes(cases[(number + 1) % len(cases)])
         known = coder.code(case["text"], top)
         if with_evidence and not case.get("evidence"):
             case = case | {"evidence": _coder_evidence(known, gold)}
@@ -144,7 +144,8 @@ def _coder_evidence(suggestions: Sequence[Suggestion], gold: list[str]) -> list[
     return [{"code": it.code, "start": span.start, "end": span.end} for it in found for span in it.evidence]
 
 
-def _gold(case: dict[str, Any]) -> list[str]:
+def gold_codes(case: dict[str, Any]) -> list[str]:
+    """The ICD-10-CM codes of a case, the principal diagnosis first."""
     codes = dict.fromkeys(it["code"].upper() for it in case["codes"] if it.get("system", "icd10cm") == "icd10cm")
     return sorted(codes, key=lambda code: code != case.get("principal"))
 
@@ -179,7 +180,7 @@ def _scores(kind: str, counter: Counter[str]) -> dict[str, Any]:
     }
 
 
-def _cases(source: str) -> Iterator[dict[str, Any]]:
+def audit_cases(source: str) -> Iterator[dict[str, Any]]:
     """The notes of a JSON-lines file, or the ICD-10 discharge summaries of a simulated hospital."""
     if not source.isdigit():
         yield from map(json.loads, filter(None, Path(source).read_text(encoding="utf-8").splitlines()))
@@ -190,7 +191,7 @@ def _cases(source: str) -> Iterator[dict[str, Any]]:
         yield {"id": note.id, "text": note.text, "setting": "inpatient", "codes": codes, "evidence": spans}
 
 
-def _simulated_auditor(coder: Coder, name: str, patients: int) -> SupportModel:
+def fit_simulated_auditor(coder: Coder, name: str, patients: int) -> SupportModel:
     """An auditor fitted on the notes of another simulated hospital."""
     notes = list(simulate_notes(patients, 1, years=YEARS))
     suggestions = list(coder.code_all(notes, MAX_SUGGESTIONS))
@@ -209,11 +210,11 @@ def main() -> None:
     parser.add_argument("--limit", type=int)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    cases = [case for case in _cases(arguments.file) if len(_gold(case)) > 1][: arguments.limit]
+    cases = [case for case in audit_cases(arguments.file) if len(gold_codes(case)) > 1][: arguments.limit]
     auditor = SupportModel.for_coder(arguments.auditor, arguments.coder) if arguments.auditor else None
     coder = Coder.for_claims(arguments.coder, systems=["icd10cm"])
     if arguments.fit:
-        auditor = _simulated_auditor(coder, arguments.coder, arguments.fit)
+        auditor = fit_simulated_auditor(coder, arguments.coder, arguments.fit)
     rows = measure(
         cases, coder, arguments.reference, arguments.seed, auditor, arguments.kinds, arguments.evidence == "coder"
     )

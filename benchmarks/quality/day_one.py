@@ -79,7 +79,7 @@ def measured(
 ) -> dict:
     """One row of the table."""
     train_splits, test_split = (("train", "dev"), "test") if test else (("train",), "dev")
-    notes = {split: _notes(folder, lang, split, evidence) for split in (*train_splits, test_split)}
+    notes = {split: codiesp_split(folder, lang, split, evidence) for split in (*train_splits, test_split)}
     with tempfile.TemporaryDirectory() as name:
         temporary = Path(name)
         # Evaluated notes are in split test, which trainers never read.
@@ -93,7 +93,7 @@ def measured(
         else:
             bundle = day_one(load_recipe("day-one", settings))
         seconds = time.perf_counter() - started
-        metrics = _metrics(bundle, corpus, temporary / "report", system)
+        metrics = measure_test_notes(bundle, corpus, temporary / "report", system)
     if system == "icd10cm":
         metrics |= _unseen(bundle, notes[test_split])
     if notes[test_split][0].evidence:
@@ -101,12 +101,14 @@ def measured(
     return metrics | {"seconds": round(seconds, 1)}
 
 
-def _notes(folder: Path, lang: str, split: str, evidence: bool) -> list[Note]:
+def codiesp_split(folder: Path, lang: str, split: str, evidence: bool) -> list[Note]:
+    """The notes of a split of CodiEsp, with or without their evidence."""
     notes = list(read_notes(folder / f"codiesp_{lang}_{split}.jsonl"))
     return notes if evidence else [replace(note, evidence=()) for note in notes]
 
 
-def _metrics(bundle: Bundle, corpus: Corpus, report: Path, system: str) -> dict:
+def measure_test_notes(bundle: Bundle, corpus: Corpus, report: Path, system: str) -> dict:
+    """The shown metrics of a coder on the test notes of a corpus, and its threshold."""
     measure(bundle, corpus, "test", report, systems=[system])
     metrics = json.loads((report / "metrics.json").read_text())
     return {key: metrics[key] for key in (*SHOWN, "threshold")}

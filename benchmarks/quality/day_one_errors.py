@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from day_one import EDITION, MENTIONS, ROWS, _metrics, _notes, accepted
+from day_one import EDITION, MENTIONS, ROWS, accepted, codiesp_split, measure_test_notes
 
 from nosology.config import load_recipe
 from nosology.core import Note
@@ -43,20 +43,24 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
         untrained = day_one(load_recipe("day-one", [*EDITION, *MENTIONS]))
-        english = _notes(words.folder, "en", "dev", False)
+        english = codiesp_split(words.folder, "en", "dev", False)
         _add(rows, "CodiEsp, English, no training", kinds(untrained, english))
         corpus = _hospital(words.patients, place)
         untrained = day_one(load_recipe("day-one", ["codes.release='2019'"]))
         _add(rows, "simulated hospital, no training", _both(untrained, corpus, place / "report"))
         spanish = _codiesp(words.folder, place)
-        _add(rows, "CodiEsp, Spanish, trained with evidence", kinds(spanish, _notes(words.folder, "es", "dev", True)))
+        _add(
+            rows,
+            "CodiEsp, Spanish, trained with evidence",
+            kinds(spanish, codiesp_split(words.folder, "es", "dev", True)),
+        )
         recipe = load_recipe("lexicon", ["labels.systems=['icd10cm']", "codes.release='2019'"])
         trained = train(recipe, [corpus], place / "simulated")
         _add(rows, "simulated hospital, trained", _both(trained, corpus, place / "trained report"))
 
 
 def _both(bundle: Bundle, corpus: Corpus, report: Path) -> dict:
-    return kinds(bundle, corpus.notes("test")) | {"metrics": _metrics(bundle, corpus, report, "icd10cm")}
+    return kinds(bundle, corpus.notes("test")) | {"metrics": measure_test_notes(bundle, corpus, report, "icd10cm")}
 
 
 def _add(rows: dict[str, dict], title: str, row: dict) -> None:
@@ -70,7 +74,7 @@ def _add(rows: dict[str, dict], title: str, row: dict) -> None:
 
 def _codiesp(folder: Path, place: Path) -> Bundle:
     lang, system, _, evidence, settings = ROWS["Spanish, trained with evidence"]
-    notes = [replace(note, split="train") for note in _notes(folder, lang, "train", evidence)]
+    notes = [replace(note, split="train") for note in codiesp_split(folder, lang, "train", evidence)]
     corpus = write_corpus(notes, place / "codiesp", source={}, filters=[], counts={})
     return train(load_recipe("lexicon", [f"labels.systems=['{system}']", *settings]), [corpus], place / "spanish")
 
@@ -90,20 +94,20 @@ def kinds(bundle: Bundle, notes: Iterable[Note]) -> dict[str, dict[str, int]]:
     for note in notes:
         true = {code for code in note.codes if code.system == "icd10cm"}
         predicted = {code for code in accepted(bundle, note.text) if code.system == "icd10cm"}
-        named = {vote.code for vote in bundle.model.analyse(note.text)[1].votes}
-        in_context = {vote.code for vote in open_to_all.analyse(note.text)[1].votes}
+        mentioned = {scored.code for scored in bundle.model.analyse(note.text)[1].mentions}
+        in_context = {scored.code for scored in open_to_all.analyse(note.text)[1].mentions}
         stated = {item.code for item in note.evidence}
         categories = {code.code[:3] for code in predicted - true}
         missed["found"] += len(true & predicted)
         for code in true - predicted:
             if stated and code not in stated:
                 missed["not stated"] += 1
-            elif code not in named and code in in_context:
+            elif code not in mentioned and code in in_context:
                 missed["context"] += 1
             elif code.code[:3] in categories:
                 missed["specificity"] += 1
             else:
-                missed["too low" if code in named else "missed term"] += 1
+                missed["too low" if code in mentioned else "missed term"] += 1
         lacking = {code.code[:3] for code in true - predicted}
         wrong["true"] += len(true & predicted)
         wrong.update("specificity" if code.code[:3] in lacking else "not coded" for code in predicted - true)

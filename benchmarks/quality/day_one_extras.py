@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from day_one import EDITION, _notes
+from day_one import EDITION, codiesp_split
 
 from nosology.codes import describe
 from nosology.config import load_recipe
@@ -37,18 +37,18 @@ def main() -> None:
     parser.add_argument("--lang", choices=["en", "es"], default="en")
     parser.add_argument("--notes", type=int, default=500)
     arguments = parser.parse_args()
-    notes = _notes(arguments.folder, arguments.lang, "train", arguments.lang == "es")[: arguments.notes]
+    notes = codiesp_split(arguments.folder, arguments.lang, "train", arguments.lang == "es")[: arguments.notes]
     recipe = load_recipe("lexicon", ["labels.systems=['icd10cm']", *EDITION])
     validation = CrossValidation(recipe, ["icd10cm"], notes)
     seen = validation.mentions()
-    votes, _ = validation.mention_scores(seen)
-    plain = [(item.table.codes, code_table(item.table, vote)) for item, vote in zip(seen, votes)]
+    mention_scores, _ = validation.mention_scores(seen)
+    plain = [(item.table.codes, code_table(item.table, of_note)) for item, of_note in zip(seen, mention_scores)]
     gold = [{code for code in note.codes if code.system == "icd10cm"} for note in notes]
     targets = [np.array([code in true for code in codes], dtype=bool) for (codes, _), true in zip(plain, gold)]
     columns = {
         "as it is": None,
         "with the linear coder": _linear(notes, gold, validation.folds, plain),
-        "with the sentence encoder": _similar(notes, seen, votes, plain) if arguments.lang == "en" else None,
+        "with the sentence encoder": _similar(notes, seen, mention_scores, plain) if arguments.lang == "en" else None,
     }
     rows = {}
     for name, column in columns.items():
@@ -77,13 +77,13 @@ def _linear(notes: Sequence[Note], gold: list[set[Code]], part: np.ndarray, tabl
 
 
 def _similar(
-    notes: Sequence[Note], seen: Sequence[MentionExamples], votes: Sequence[np.ndarray], tables: CodeTables
+    notes: Sequence[Note], seen: Sequence[MentionExamples], mention_scores: Sequence[np.ndarray], tables: CodeTables
 ) -> list[np.ndarray]:
     """The cosine of each code's description and the words of the mention that has the highest score for it."""
     pairs = []
-    for note, item, vote, (codes, _) in zip(notes, seen, votes, tables):
+    for note, item, of_note, (codes, _) in zip(notes, seen, mention_scores, tables):
         best: dict[Code, tuple[float, str]] = {}
-        for (number, code), value in zip(item.table.pairs(), vote.tolist()):
+        for (number, code), value in zip(item.table.pairs(), of_note.tolist()):
             mention = item.table.mentions[number]
             if value > best.get(code, (-1.0, ""))[0]:
                 best[code] = value, note.text[mention.start : mention.end]

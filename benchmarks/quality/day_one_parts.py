@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from day_one import EDITION, MENTIONS, ROWS, _metrics, _notes, measured
+from day_one import EDITION, MENTIONS, ROWS, codiesp_split, measure_test_notes, measured
 
 from nosology.codes import table
 from nosology.codes.terms import terms
@@ -61,7 +61,7 @@ def main() -> None:
     arguments = parser.parse_args()
     rows: dict[str, dict] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     if not arguments.trained:
-        notes = _notes(arguments.folder, "en", "dev", False)
+        notes = codiesp_split(arguments.folder, "en", "dev", False)
         for name, settings in NO_TRAINING.items():
             rows[f"day one: {name}"] = _untrained(notes, settings)
         for name, sources in SOURCES.items():
@@ -90,7 +90,7 @@ def _untrained(notes: Sequence[Note], settings: Sequence[str], left_out: set[str
     with tempfile.TemporaryDirectory() as name:
         test_notes = [replace(note, split="test") for note in notes]
         corpus = write_corpus(test_notes, Path(name) / "corpus", source={}, filters=[], counts={})
-        metrics = _metrics(bundle, corpus, Path(name) / "report", "icd10cm")
+        metrics = measure_test_notes(bundle, corpus, Path(name) / "report", "icd10cm")
     _show(
         f"day one: {', '.join(settings) or ('without ' + ', '.join(sorted(left_out)) if left_out else 'all')}", metrics
     )

@@ -16,7 +16,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from audit import RELATED, _cases, _gold, _simulated_auditor  # beside this file
+from audit import RELATED, audit_cases, fit_simulated_auditor, gold_codes  # beside this file
 
 from nosology.audit.encounter_audit import REFERENCES, audit_encounter
 from nosology.audit.finding import BilledCode, EncounterAudit
@@ -40,7 +40,7 @@ def measure(
     """Counts without and with the verifier."""
     counts = {"without": Counter[str](), "with": Counter[str]()}
     for number, case in enumerate(cases):
-        gold, others = _gold(case), _gold(cases[(number + 1) % len(cases)])
+        gold, others = gold_codes(case), gold_codes(cases[(number + 1) % len(cases)])
         suggestions = coder.code(case["text"], MAX_SUGGESTIONS if auditor else None)
         stated = {"setting": case["setting"].split()[0]} if case.get("setting") else {}
         for kind in ("untouched", "sibling", "foreign"):
@@ -87,11 +87,11 @@ def main() -> None:
     chooser = SiblingChooser.load(arguments.coder)
     if chooser is None:
         parser.error("this coder has no verifier of siblings")
-    cases = [case for case in _cases(arguments.file) if len(_gold(case)) > 1][: arguments.limit]
+    cases = [case for case in audit_cases(arguments.file) if len(gold_codes(case)) > 1][: arguments.limit]
     coder = Coder.for_claims(arguments.coder, systems=["icd10cm"])
     auditor = SupportModel.for_coder(arguments.auditor, arguments.coder) if arguments.auditor else None
     if arguments.fit:
-        auditor = _simulated_auditor(coder, arguments.coder, arguments.fit)
+        auditor = fit_simulated_auditor(coder, arguments.coder, arguments.fit)
     for name, row in measure(cases, coder, chooser, arguments.reference, auditor).items():
         print(f"{name:<8} false alarms {row['false alarms'] / row['codes']:.3f} of {row['codes']:,}", end="")
         for kind in ("sibling", "foreign"):

@@ -41,8 +41,8 @@ class MentionedCodes:
         self._draft = draft
         self._at: dict[str, list[tuple[Span, tuple[bool, ...], bool]]] = {}
         for mention in find_mentions(draft.text, Terms.open(), None, MatchSettings().gap).mentions:
-            for code, named in mention.named.items():
-                place = Span(mention.start, mention.end), mention.marks, named.order == 0
+            for code, entry in mention.codes_of_terms.items():
+                place = Span(mention.start, mention.end), mention.marks, entry.order == 0
                 self._at.setdefault(code.code, []).append(place)
 
     def of(self, code: str) -> list[NamedAt]:

@@ -84,8 +84,8 @@ class NoteFeatures:
             self._by_chapter.setdefault(code[0], []).append(code)
         self._named: dict[str, list[tuple[bool, int]]] = {}
         for mention in find_mentions(text, Terms.open(), None, MatchSettings().gap).mentions:
-            for name, how in mention.named.items():
-                self._named.setdefault(name.code, []).append((any(mention.marks), how.order))
+            for name, entry in mention.codes_of_terms.items():
+                self._named.setdefault(name.code, []).append((any(mention.marks), entry.order))
         self._of_text: dict[str, tuple[float, ...]] = {}
         self._topics: dict[str, float] = {}
 

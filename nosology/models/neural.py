@@ -28,7 +28,7 @@ from nosology.core.model import WordWeights
 from nosology.core.settings import Settings
 from nosology.encoders.tokenizers import Encoding, TokenIds
 from nosology.models.evidence_spans import best_spans, by_word
-from nosology.models.note_blocks import read_blocks, read_blocks_ahead, reading_workers
+from nosology.models.note_blocks import tokenized_blocks, tokenized_blocks_ahead, tokenizing_processes
 from nosology.training.calibration import EXCLUDED_LOGIT, PlattScaling, Scaling, scaling_from_json
 from nosology.training.data_loader import Batch, pad_notes, pin_memory
 from nosology.training.inference import HostCopy, batch_limits, by_length, one_ahead, uses_bf16
@@ -229,11 +229,11 @@ class NeuralModel(Calibrated[NetT], Generic[NetT, SettingsT, TokenizerT]):
     def blocks(self, notes: Iterable[Note]) -> Iterator[tuple[list[Note], Sequence[Encoding]]]:
         """Blocks of notes with their tokens; for a GPU, other processes tokenize the next blocks meanwhile."""
         on_gpu = self.device.type == "cuda"
-        workers = reading_workers() if on_gpu and self.reads_text_only else 0
+        workers = tokenizing_processes() if on_gpu and self.reads_text_only else 0
         size = _GPU_BLOCK if on_gpu else _CPU_BLOCK
         if workers:
-            return read_blocks_ahead(notes, size, self.tokenizer, workers)
-        return read_blocks(notes, size, self.tokenize)
+            return tokenized_blocks_ahead(notes, size, self.tokenizer, workers)
+        return tokenized_blocks(notes, size, self.tokenize)
 
     def probability_blocks(self, notes: Iterable[Note]) -> Iterator[np.ndarray]:
         """Probabilities (b, L) of one block of notes after the other, in order."""

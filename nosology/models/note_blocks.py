@@ -30,31 +30,31 @@ class TextTokenizer(Protocol):
         """The tokens of a text."""
 
 
-def reading_workers() -> int:
+def tokenizing_processes() -> int:
     """The number of processes that tokenize beside this one; 0 if this one must do it."""
     return 0 if current_process().daemon else min(_MAX_WORKERS, cores() - 1)
 
 
-def read_blocks(
-    notes: Iterable[Note], size: int, read: Callable[[Note], R]
+def tokenized_blocks(
+    notes: Iterable[Note], size: int, tokenize: Callable[[Note], R]
 ) -> Iterator[tuple[list[Note], Sequence[R]]]:
-    """Blocks of at most `size` notes, each with what `read` returns for its notes."""
+    """Blocks of at most `size` notes, each with what `tokenize` returns for its notes."""
     notes = iter(notes)
     while block := list(islice(notes, size)):
-        yield block, [read(note) for note in block]
+        yield block, [tokenize(note) for note in block]
 
 
-def read_blocks_ahead(
+def tokenized_blocks_ahead(
     notes: Iterable[Note], size: int, tokenizer: TextTokenizer, workers: int
 ) -> Iterator[tuple[list[Note], Sequence[Encoding]]]:
-    """The blocks of `read_blocks` for a tokenizer; processes tokenize all blocks but the first, which is shorter.
+    """The blocks of `tokenized_blocks` for a tokenizer; processes tokenize all blocks but the first, which is shorter.
 
     The first block is tokenized here: a few notes then start no process, and scoring need not wait for their start.
     """
     notes = iter(notes)
     first, following = list(islice(notes, min(size, _FIRST))), next(notes, None)
     if following is None:
-        yield from read_blocks(first, size, lambda note: tokenizer.tokenize(note.text))
+        yield from tokenized_blocks(first, size, lambda note: tokenizer.tokenize(note.text))
         return
     from joblib.externals.loky import ProcessPoolExecutor
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nosology.encoders.tokenizers import Vocabulary, WordTokenizer
-from nosology.models.note_blocks import read_blocks, read_blocks_ahead
+from nosology.models.note_blocks import tokenized_blocks, tokenized_blocks_ahead
 from tests.conftest import as_notes
 
 TOKENIZER = WordTokenizer(Vocabulary(["heart", "failure", "pain"]), 50)
@@ -21,8 +21,8 @@ def test_notes_read_ahead_equal_notes_read_here_and_are_read_lazily():
             taken.append(note.id)
             yield note
 
-    expected = list(read_blocks(as_notes(TEXTS), 10, lambda note: TOKENIZER.tokenize(note.text)))
-    ahead = read_blocks_ahead(notes(), 10, TOKENIZER, workers=2)
+    expected = list(tokenized_blocks(as_notes(TEXTS), 10, lambda note: TOKENIZER.tokenize(note.text)))
+    ahead = tokenized_blocks_ahead(notes(), 10, TOKENIZER, workers=2)
     actual = [next(ahead), next(ahead)]
     assert len(taken) < len(TEXTS), "only a few blocks are read ahead"
     actual += ahead
@@ -37,11 +37,11 @@ def test_notes_read_ahead_equal_notes_read_here_and_are_read_lazily():
 
 def test_one_block_starts_no_process(monkeypatch):
     monkeypatch.setattr("joblib.externals.loky.ProcessPoolExecutor", None)
-    assert [len(block) for block, _ in read_blocks_ahead(as_notes(TEXTS[:9]), 10, TOKENIZER, 2)] == [9]
+    assert [len(block) for block, _ in tokenized_blocks_ahead(as_notes(TEXTS[:9]), 10, TOKENIZER, 2)] == [9]
     with pytest.raises(TypeError):
-        list(read_blocks_ahead(as_notes(TEXTS), 10, TOKENIZER, 2))
+        list(tokenized_blocks_ahead(as_notes(TEXTS), 10, TOKENIZER, 2))
 
 
 def test_no_notes_have_no_block():
-    assert list(read_blocks(iter(()), 10, lambda note: note)) == []
-    assert list(read_blocks_ahead(iter(()), 10, TOKENIZER, 2)) == []
+    assert list(tokenized_blocks(iter(()), 10, lambda note: note)) == []
+    assert list(tokenized_blocks_ahead(iter(()), 10, TOKENIZER, 2)) == []

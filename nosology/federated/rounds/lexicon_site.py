@@ -231,8 +231,8 @@ class LexiconSite(StatisticsSite):
     def _code_tables(self, arrays: Arrays, found: list[MentionExamples]) -> list[np.ndarray]:
         """The features of the codes of each note, from mention scores of the trees of the other sites."""
         trees = [read_site_trees(arrays, name).average(without=self.name) for name in (BOOSTED, FOREST)]
-        votes = TreeEnsemble(*trees).probabilities(np.concatenate([item.table.rows for item in found]))
-        parts = np.split(votes, np.cumsum([len(item.table.rows) for item in found])[:-1])
+        mention_scores = TreeEnsemble(*trees).probabilities(np.concatenate([item.table.rows for item in found]))
+        parts = np.split(mention_scores, np.cumsum([len(item.table.rows) for item in found])[:-1])
         return [code_table(item.table, part) for item, part in zip(found, parts)]
 
     def _held_out(self, arrays: Arrays, found: list[MentionExamples]) -> np.ndarray:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nosology.core import Code, Evidence, Note
-from nosology.models.lexicon.mentions import surface
+from nosology.models.lexicon.mentions import surface_form
 from nosology.models.lexicon.tagger import MAX_NOTES, TaggedWords, Tagger, tagged_words
 from nosology.text.phrases import PhraseIndex, TokenizedNote, phrase_keys
 from nosology.text.stems import word_keys
@@ -37,7 +37,7 @@ class KeyCounts(NamedTuple):
 class LearnedPhrases:
     """P phrases over C codes: phrase p was seen seen[p] times, coded[e] times as entry_code[e] for its entries e.
 
-    surfaces: the same for phrases as they were written: seen, and the codes with their counts.
+    surface_forms: the same for phrases as they were written: seen, and the codes with their counts.
     keys: counts of single words, for phrases that were never seen. tagger: predicts evidence from neighbouring words.
     notes: (C,) training notes of each code.
     """
@@ -48,7 +48,7 @@ class LearnedPhrases:
     entry_code: np.ndarray
     coded: np.ndarray
     seen: np.ndarray  # (P,)
-    surfaces: dict[str, tuple[int, dict[int, int]]]
+    surface_forms: dict[str, tuple[int, dict[int, int]]]
     keys: dict[str, KeyCounts]
     notes: np.ndarray
     n_notes: int
@@ -126,25 +126,25 @@ def learn_from_evidence(notes: Sequence[NoteEvidence], systems: Collection[str],
     ordered = sorted(phrases)
     index = PhraseIndex.build(ordered)
     seen = np.zeros(len(ordered), dtype=np.int64)
-    surface_seen: Counter[str] = Counter()
-    surface_codes: dict[str, Counter[Code]] = defaultdict(Counter)
+    form_seen: Counter[str] = Counter()
+    form_codes: dict[str, Counter[Code]] = defaultdict(Counter)
     counts: list[Counter[Code]] = [Counter() for _ in ordered]
     for note in notes:
         tokenized = TokenizedNote.from_text(note.note.text)
         for match in index.find(tokenized, gap):
             seen[match.phrase] += 1
-            written = surface(tokenized, match.places)
-            surface_seen[written] += 1
+            written = surface_form(tokenized, match.places)
+            form_seen[written] += 1
             start, end = tokenized.starts[match.places[0]], tokenized.ends[match.places[-1]]
             for code in {item.code for item in note.items if is_same_span(start, end, item)}:
                 counts[match.phrase][code] += 1
-                surface_codes[written][code] += 1
+                form_codes[written][code] += 1
     for keys, codes in zip(ordered, counts):
         for code in phrases[keys]:
             codes[code] = max(codes[code], 1)  # parts of evidence may be too far apart for the index
-    surfaces = {text: (count, surface_codes[text]) for text, count in surface_seen.items()}
+    surface_forms = {text: (count, form_codes[text]) for text, count in form_seen.items()}
     code_notes = count_codes((note.note for note in notes), systems)
-    learned = pack_counts(index, counts, seen, surfaces, _key_counts(notes), code_notes, len(notes))
+    learned = pack_counts(index, counts, seen, surface_forms, _key_counts(notes), code_notes, len(notes))
     words = [note.words for note in notes[:MAX_NOTES] if note.words is not None]
     return replace(learned, tagger=Tagger.fit_words(words)) if words else learned
 
@@ -189,7 +189,7 @@ def pack_counts(
     index: PhraseIndex,
     counts: Sequence[Counter[Code]],
     seen: np.ndarray,
-    surfaces: Mapping[str, tuple[int, Counter[Code]]],
+    surface_forms: Mapping[str, tuple[int, Counter[Code]]],
     keys: dict[str, KeyCounts],
     code_notes: Mapping[Code, int],
     n_notes: int,
@@ -207,7 +207,7 @@ def pack_counts(
         np.array([column[code] for row in rows for code, _ in row], dtype=np.int32),
         np.array([count for row in rows for _, count in row], dtype=np.int32),
         np.maximum(seen, [sum(of_phrase.values()) for of_phrase in counts]),
-        {text: (n, {column[code]: k for code, k in coded.items()}) for text, (n, coded) in surfaces.items()},
+        {text: (n, {column[code]: k for code, k in coded.items()}) for text, (n, coded) in surface_forms.items()},
         keys,
         np.array([code_notes.get(code, 0) for code in codes], dtype=np.int64),
         n_notes,

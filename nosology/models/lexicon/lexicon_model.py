@@ -140,16 +140,16 @@ class Lexicon:
     def evidence(self, note: Note, labels: Sequence[int], limit: int = 5) -> list[list[EvidenceSpan]]:
         """For each label, the mentions of its code, most probable first; of overlapping mentions the best."""
         mentions, scores = self.analyse(note.text)
-        votes: dict[Code, list[ScoredMention]] = {self.labels.codes[label]: [] for label in labels}
-        for vote in scores.votes:
-            if vote.code in votes:
-                votes[vote.code].append(vote)
-        return [self._spans(note.text, mentions, votes[self.labels.codes[label]], limit) for label in labels]
+        scored: dict[Code, list[ScoredMention]] = {self.labels.codes[label]: [] for label in labels}
+        for mention in scores.mentions:
+            if mention.code in scored:
+                scored[mention.code].append(mention)
+        return [self._spans(note.text, mentions, scored[self.labels.codes[label]], limit) for label in labels]
 
-    def _spans(self, text: str, note: NoteMentions, votes: list[ScoredMention], limit: int) -> list[EvidenceSpan]:
+    def _spans(self, text: str, note: NoteMentions, scored: list[ScoredMention], limit: int) -> list[EvidenceSpan]:
         minimum = self.scorer.evidence_from if self.scorer else 0.0
         spans: list[EvidenceSpan] = []
-        for number, _, probability in sorted(votes, key=lambda vote: (-vote.probability, vote.mention)):
+        for number, _, probability in sorted(scored, key=lambda item: (-item.probability, item.mention)):
             mention = note.mentions[number]
             separate = is_separate(mention.start, mention.end, ((span.start, span.end) for span in spans))
             if separate and (probability >= minimum or not spans) and len(spans) < limit:

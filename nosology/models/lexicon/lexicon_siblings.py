@@ -22,7 +22,7 @@ _MAX_QUESTIONS = 10_000
 _MIN_QUESTIONS = 50  # with fewer the verifier of the package is used
 _TIE = 1e-6  # among codes that the lexicon scores equally it ranks the more frequent one first
 
-Vote = tuple[float, Code, int, int]  # the probability that characters start to end are coded with a code
+ScoredSpan = tuple[float, Code, int, int]  # the probability that characters start to end are coded with a code
 
 
 def siblings_by_category(codes: Iterable[Code]) -> dict[str, tuple[Code, ...]]:
@@ -37,10 +37,10 @@ def siblings_by_category(codes: Iterable[Code]) -> dict[str, tuple[Code, ...]]:
 def lexicon_question(lexicon: Lexicon, text: str, siblings: tuple[Code, ...]) -> SiblingQuestion:
     """The question which of the siblings a note has, with what the lexicon finds in it."""
     mentions, scores = lexicon.analyse(text)
-    at = [(mentions.mentions[vote.mention], vote) for vote in scores.votes]
-    votes = [(vote.probability, vote.code, mention.start, mention.end) for mention, vote in at]
+    at = [(mentions.mentions[scored.mention], scored) for scored in scores.mentions]
+    spans = [(scored.probability, scored.code, mention.start, mention.end) for mention, scored in at]
     counts = {code: int(lexicon.train_counts[lexicon.labels.column(code)]) for code in siblings}
-    return _question(text, siblings, votes, scores.codes, counts, lexicon.recipe.codes.release)
+    return _question(text, siblings, spans, scores.codes, counts, lexicon.recipe.codes.release)
 
 
 def train_chooser(
@@ -62,10 +62,10 @@ def train_chooser(
             break
         table, fold = examples[number].table, int(validation.folds[number])
         places = [(code, *table.mentions[mention][2:]) for mention, code in table.pairs()]
-        votes = [(vote, *place) for vote, place in zip(mention_scores[number].tolist(), places)]
+        spans = [(score, *place) for score, place in zip(mention_scores[number].tolist(), places)]
         scores = dict(zip(table.codes, code_scores[number].tolist()))
         for siblings in siblings_asked(note, by_category):
-            question = _question(note.text, siblings, votes, scores, counts[fold], lexicon.recipe.codes.release)
+            question = _question(note.text, siblings, spans, scores, counts[fold], lexicon.recipe.codes.release)
             features.append(question.features())
             right.append(np.array([code in note.codes for code in siblings]))
             folds.append(fold)
@@ -100,19 +100,19 @@ def siblings_asked(note: Note, by_category: Mapping[str, tuple[Code, ...]]) -> l
 def _question(
     text: str,
     siblings: tuple[Code, ...],
-    votes: Iterable[Vote],
+    spans: Iterable[ScoredSpan],
     scores: Mapping[Code, float],
     counts: Mapping[Code, int],
     release: str | None,
 ) -> SiblingQuestion:
-    evidence = _evidence(votes, set(siblings))
+    evidence = _evidence(spans, set(siblings))
     return SiblingQuestion(text, evidence, sibling_group(siblings, release), scores, counts)
 
 
-def _evidence(votes: Iterable[Vote], siblings: Collection[Code]) -> tuple[tuple[int, int], ...]:
+def _evidence(scored: Iterable[ScoredSpan], siblings: Collection[Code]) -> tuple[tuple[int, int], ...]:
     """The most probable separate mentions of siblings."""
     spans: list[tuple[int, int]] = []
-    for _, code, start, end in sorted(votes, key=lambda vote: -vote[0]):
+    for _, code, start, end in sorted(scored, key=lambda span: -span[0]):
         if code in siblings and is_separate(start, end, spans) and len(spans) < _MAX_SPANS:
             spans.append((start, end))
     return tuple(spans)

@@ -13,24 +13,24 @@ from nosology.codes.terms import SOURCES
 from nosology.core import Code
 from nosology.models.lexicon.learned_phrases import KeyCounts, LearnedPhrases
 from nosology.models.lexicon.lexicon_terms import Terms
-from nosology.models.lexicon.mentions import Mention, NoteMentions, surface
+from nosology.models.lexicon.mentions import Mention, NoteMentions, surface_form
 from nosology.text.context import CATEGORIES
 from nosology.text.stems import word_keys
 from nosology.text.tokens import function_words
 
 NO_SOURCE = len(SOURCES)
 FEATURES = (
-    "source", "order", "named", "coded", "seen", "share", "any_share", "rival_share", "learned_order",
-    "surface_coded", "surface_seen", "surface_share", "keys", "gap", "length", "inside", "holder_share",
+    "source", "order", "codes_of_terms", "coded", "seen", "share", "any_share", "rival_share", "learned_order",
+    "form_coded", "form_seen", "form_share", "keys", "gap", "length", "inside", "containing_share",
     "negated", "uncertain", "family", "historical", "hypothetical", "position", "words", "prior", "category_prior",
     "code_mentions", "phrase_mentions", "chapter", "code_length", "ends_nine", "same_category", "capitals", "known",
     "key_low", "key_high", "key_mean", "word_before", "word_after", "category_affinity", "chapter_affinity",
     "occurrence", "sided", "history",
     "tag_low", "tag_mean", "tag_begin", "tag_end", "tag_before", "tag_after", "begin_within", "end_within",
-    "begin_after", "end_before", "guessed",
+    "begin_after", "end_before", "misspelled",
 )  # fmt: skip
 _NO_ORDER = 20.0  # of a code that no term names
-_MAX_NAMED = 3  # candidate codes of a term, the most likely ones
+_MAX_TERM_CODES = 3  # candidate codes of a term, the most likely ones
 _PADDED = len("W19.XXX")
 _FAMILY, _HISTORICAL = CATEGORIES.index("family"), CATEGORIES.index("historical")
 
@@ -80,14 +80,14 @@ def mention_table(note: NoteMentions, learned: LearnedPhrases, text: str, terms:
     for number, mention in enumerate(note.mentions):
         if not candidates[number]:
             continue
-        written = surface(note.words, mention.places)
-        surface_seen, surface_codes = learned.surfaces.get(written, (0, {}))
+        written = surface_form(note.words, mention.places)
+        form_seen, form_codes = learned.surface_forms.get(written, (0, {}))
         seen = int(learned.seen[mention.learned]) if mention.learned >= 0 else 0
-        holder_share = max((shares[other] for other in mention.holders), default=0.0)
+        containing_share = max((shares[other] for other in mention.containing), default=0.0)
         counts = [coded for coded, _ in candidates[number].values()]
         of_mention = (
-            len(mention.places), mention.gap, mention.end - mention.start, min(len(mention.holders), 5), holder_share,
-            *mention.marks, mention.places[0] / n_words, n_words,
+            len(mention.places), mention.gap, mention.end - mention.start, min(len(mention.containing), 5),
+            containing_share, *mention.marks, mention.places[0] / n_words, n_words,
         )  # fmt: skip
         words = [learned.keys.get(word_keys(note.words.words[place])[0]) for place in mention.places]
         rates = _evidence_rates(note, mention, words, learned)
@@ -95,18 +95,18 @@ def mention_table(note: NoteMentions, learned: LearnedPhrases, text: str, terms:
         tag_features = _tag_features(mention, tags, note.words.sentence)
         capitals = text[mention.start : mention.end].isupper()
         for code, (coded, order) in candidates[number].items():
-            source, named_order = mention.named.get(_unpadded(code), (NO_SOURCE, _NO_ORDER))
+            source, term_order = mention.codes_of_terms.get(_unpadded(code), (NO_SOURCE, _NO_ORDER))
             column = learned.column.get(code, -1)
-            surface_coded = surface_codes.get(column, 0)
+            form_coded = form_codes.get(column, 0)
             rival = max((other for i, other in enumerate(counts) if i != order), default=0) if seen else 0
             rows.append((
-                source, named_order, len(mention.named), coded, seen, _share(coded, seen), shares[number],
-                _share(rival, seen), order, surface_coded, surface_seen, _share(surface_coded, surface_seen),
+                source, term_order, len(mention.codes_of_terms), coded, seen, _share(coded, seen), shares[number],
+                _share(rival, seen), order, form_coded, form_seen, _share(form_coded, form_seen),
                 *of_mention, int(learned.notes[column]) if column >= 0 else 0, learned.category_notes[code.code[:3]],
                 code_mentions[code], phrase_mentions[mention.learned], ord(code.code[0]), len(code.code),
                 code.code[-1] == "9", category_mentions[code.code[:3]], capitals, column >= 0, *rates,
                 *_affinity(words, code), occurrence[written], bool(mention.side), code.code[:2] in ("Z8", "I2"),
-                *tag_features, mention.guessed,
+                *tag_features, mention.misspelled,
             ))  # fmt: skip
             pairs.append((number, code))
     sentence = note.words.sentence
@@ -126,8 +126,8 @@ def _candidates(mention: Mention, learned: LearnedPhrases, terms: Terms | None) 
                     continue
                 code = Code(code.system, sided)
             candidates.setdefault(code, (coded, order))
-    for code, (_, order) in mention.named.items():
-        if order < _MAX_NAMED:
+    for code, (_, order) in mention.codes_of_terms.items():
+        if order < _MAX_TERM_CODES:
             candidates.setdefault(code, (0, len(candidates)))
             if learned.padded and (with_x := padded(code)):
                 candidates.setdefault(with_x, (0, len(candidates)))
@@ -223,22 +223,22 @@ def _affinity(words: list[KeyCounts | None], code: Code) -> tuple[float, float]:
 
 
 CODE_FEATURES = (
-    "best", "second", "sum", "none", "votes", "rank", "same_category", "overlapping", "elsewhere",
-    "share", "surface_share", "source", "order", "keys", "inside", "prior", "category_prior", "words", "chapter",
+    "best", "second", "sum", "none", "pairs", "rank", "same_category", "overlapping", "elsewhere",
+    "share", "form_share", "source", "order", "keys", "inside", "prior", "category_prior", "words", "chapter",
     "coded",
 )  # fmt: skip
 _OF_BEST = [FEATURES.index(name) for name in CODE_FEATURES[9:]]  # features of the best mention of a code
 
 
-def code_table(table: MentionTable, votes: np.ndarray) -> np.ndarray:
-    """The features (codes, F) of the codes of a note; votes: (N,) the probability of each pair."""
+def code_table(table: MentionTable, mention_scores: np.ndarray) -> np.ndarray:
+    """The features (codes, F) of the codes of a note; mention_scores: (N,) the probability of each pair."""
     n = len(table.codes)
     if not n:
         return np.zeros((0, len(CODE_FEATURES)), dtype=np.float32)
-    order = np.lexsort((-votes, table.code))  # code by code, the best pair first
+    order = np.lexsort((-mention_scores, table.code))  # code by code, the best pair first
     counts = np.bincount(table.code, minlength=n)
     first = np.cumsum(counts) - counts
-    ordered, best_row = votes[order], order[first]
+    ordered, best_row = mention_scores[order], order[first]
     best = ordered[first]
     second = np.where(counts > 1, ordered[np.minimum(first + 1, len(order) - 1)], 0.0)
     category = np.unique([code.code[:3] for code in table.codes], return_inverse=True)[1]
@@ -248,7 +248,7 @@ def code_table(table: MentionTable, votes: np.ndarray) -> np.ndarray:
     features = (
         best, second, np.add.reduceat(ordered, first), np.multiply.reduceat(1 - ordered, first), counts,
         n - np.searchsorted(np.sort(best), best, "right"), same_category,
-        _overlapping(table, votes, best_row), np.minimum(np.bincount(sentences, minlength=n), 5),
+        _overlapping(table, mention_scores, best_row), np.minimum(np.bincount(sentences, minlength=n), 5),
     )  # fmt: skip
     return np.column_stack([*features, table.rows[best_row][:, _OF_BEST]]).astype(np.float32)
 
@@ -281,7 +281,7 @@ def _best_two(group: np.ndarray, code: np.ndarray, value: np.ndarray) -> _BestTw
     return _BestTwo(best_code, best_value, second)
 
 
-def _overlapping(table: MentionTable, votes: np.ndarray, best_row: np.ndarray) -> np.ndarray:
+def _overlapping(table: MentionTable, mention_scores: np.ndarray, best_row: np.ndarray) -> np.ndarray:
     """For each code, the best probability of another code at a word of its best mention."""
     lengths = np.array([len(mention.places) for mention in table.mentions])
     flat = np.array([place for mention in table.mentions for place in mention.places])
@@ -295,7 +295,7 @@ def _overlapping(table: MentionTable, votes: np.ndarray, best_row: np.ndarray) -
         return flat[starts[mention][of] + within], of
 
     word, of = words(table.mention)
-    best = _best_two(word, table.code[of], votes[of])
+    best = _best_two(word, table.code[of], mention_scores[of])
     word, code = words(table.mention[best_row])
     result = np.zeros(len(best_row))
     np.maximum.at(result, code, best.other(word, code))

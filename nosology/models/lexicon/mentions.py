@@ -40,7 +40,7 @@ _MAX_REPEATS = 200  # mentions of the same words in one note
 _MAX_ABBREVIATION = 3  # letters; such a word counts only in capitals
 
 
-class Named(NamedTuple):
+class TermEntry(NamedTuple):
     """How a term of the classification names a code: source of the term, and rank of the code among its codes."""
 
     source: int
@@ -52,9 +52,10 @@ class Mention:
     """A term at the words `places` of a note, characters start to end.
 
     gap: other content words between them. marks: the contexts that it is in, in the order of CATEGORIES.
-    named: codes by terms of the classification. learned: number of the learned phrase, -1 for none.
+    codes_of_terms: codes by terms of the classification. learned: number of the learned phrase, -1 for none.
     side: right, left or bilateral if a word outside of the learned phrase says so; the codes are those of that side.
-    guessed: words that are spelled differently than in the phrase. holders: longer mentions with all of its words.
+    misspelled: words that are spelled differently than in the phrase.
+    containing: longer mentions with all of its words.
     """
 
     places: tuple[int, ...]
@@ -62,11 +63,11 @@ class Mention:
     end: int
     gap: int
     marks: tuple[bool, ...]
-    named: dict[Code, Named] = field(default_factory=dict)
+    codes_of_terms: dict[Code, TermEntry] = field(default_factory=dict)
     learned: int = -1
     side: str = ""
-    guessed: int = 0
-    holders: list[int] = field(default_factory=list)
+    misspelled: int = 0
+    containing: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -96,8 +97,8 @@ def find_mentions(
             if mention := mention_at(match.places, match.gap):
                 for order, (name, source) in enumerate(terms.entries(match.phrase)):
                     code = Code("icd10cm", name)
-                    if code not in mention.named or mention.named[code].order > order:
-                        mention.named[code] = Named(source, order)
+                    if code not in mention.codes_of_terms or mention.codes_of_terms[code].order > order:
+                        mention.codes_of_terms[code] = TermEntry(source, order)
     for match in learned.find(note, gap if learned_gap is None else learned_gap) if learned else ():
         if mention := mention_at(match.places, match.gap):
             mention.learned = match.phrase
@@ -108,15 +109,15 @@ def find_mentions(
             by_places[mention.places] = mention
     mentions = _without_many_repeats([by_places[places] for places in sorted(by_places)], note.words)
     _count_misspelled(mentions, note, terms, learned)
-    _set_holders(mentions)
+    _set_containing(mentions)
     past = past_history_flags(text, note.tokens)
     for mention in mentions:
         # "hepatitis B negative" also denies hepatitis
-        if any(_is_denied_answer(text, mentions[holder]) for holder in mention.holders):
+        if any(_is_denied_answer(text, mentions[longer]) for longer in mention.containing):
             _mark(mention, "negated")
         # In a list of past diseases, events are past; chronic diseases go on.
         if past[mention.places[0]] and any(
-            order == 0 and is_past_event(code.code) for code, (_, order) in mention.named.items()
+            order == 0 and is_past_event(code.code) for code, (_, order) in mention.codes_of_terms.items()
         ):
             _mark(mention, "historical")
     return NoteMentions(note, mentions)
@@ -144,7 +145,7 @@ def _whole_descriptions(text: str, note: TokenizedNote, terms: Terms, masks: Seq
             end=note.ends[last - 1],
             gap=0,
             marks=tuple(mark and not of_description for mark, of_description in zip(around, own)),
-            named={Code("icd10cm", code): Named(_DESCRIPTION, 0)},
+            codes_of_terms={Code("icd10cm", code): TermEntry(_DESCRIPTION, 0)},
         )
 
 
@@ -181,7 +182,7 @@ def _add_sided(
     nearest = min(sides, key=lambda at: min((clause[at] != clause[p], abs(at - p), at) for p in mention.places))
     joined = [place for place in sides if 0 < abs(place - nearest) <= 2 and _is_joined(note, place, nearest)]
     side = "bilateral" if joined else _side_of(note.words[nearest])
-    variants = {code: terms.sides.get(code.code, {}).get(side) for code in mention.named}
+    variants = {code: terms.sides.get(code.code, {}).get(side) for code in mention.codes_of_terms}
     if mention.learned < 0 and not any(variants.values()):
         return
     sided = mention_at(tuple(sorted((*mention.places, nearest))), mention.gap)
@@ -189,7 +190,7 @@ def _add_sided(
         return
     for code, variant in variants.items():
         if variant is not None:
-            sided.named.setdefault(Code("icd10cm", variant), mention.named[code])
+            sided.codes_of_terms.setdefault(Code("icd10cm", variant), mention.codes_of_terms[code])
     if sided.learned < 0 and mention.learned >= 0:
         sided.learned, sided.side = mention.learned, side
 
@@ -278,25 +279,25 @@ def _mark(mention: Mention, category: str) -> None:
 def _count_misspelled(
     mentions: list[Mention], note: TokenizedNote, terms: Terms | None, learned: PhraseIndex | None
 ) -> None:
-    """Sets `guessed`, the number of words that are spelled differently than in the term or learned phrase."""
+    """Sets `misspelled`, the number of words that are spelled differently than in the term or learned phrase."""
     in_terms = frozenset(terms.index.misspelled(note)) if terms else frozenset()
     in_learned = frozenset(learned.misspelled(note)) if learned else frozenset()
     if not in_terms and not in_learned:
         return
     for mention in mentions:
-        misspelled = ([in_terms] if mention.named else []) + ([in_learned] if mention.learned >= 0 else [])
-        mention.guessed = min((len(words.intersection(mention.places)) for words in misspelled), default=0)
+        differently = ([in_terms] if mention.codes_of_terms else []) + ([in_learned] if mention.learned >= 0 else [])
+        mention.misspelled = min((len(words.intersection(mention.places)) for words in differently), default=0)
 
 
-def _set_holders(mentions: list[Mention]) -> None:
-    """Sets `holders`, the longer mentions that have all words of a mention."""
+def _set_containing(mentions: list[Mention]) -> None:
+    """Sets `containing`, the longer mentions that have all words of a mention."""
     at: dict[int, list[int]] = {}
     sets = [frozenset(mention.places) for mention in mentions]
     for number, places in enumerate(sets):
         for place in places:
             at.setdefault(place, []).append(number)
     for mention, places in zip(mentions, sets):
-        mention.holders = [other for other in at[mention.places[0]] if places < sets[other]]
+        mention.containing = [other for other in at[mention.places[0]] if places < sets[other]]
 
 
 def _is_denied_answer(text: str, mention: Mention) -> bool:
@@ -304,6 +305,6 @@ def _is_denied_answer(text: str, mention: Mention) -> bool:
     return mention.places[-1] - mention.places[0] < len(mention.places) and is_denied_by_next_words(text, mention.end)
 
 
-def surface(note: TokenizedNote, places: tuple[int, ...]) -> str:
+def surface_form(note: TokenizedNote, places: tuple[int, ...]) -> str:
     """The words at some places as they are written."""
     return " ".join(note.words[place] for place in places)

@@ -19,7 +19,7 @@ from nosology.models.lexicon.learned_phrases import KeyCounts, LearnedPhrases
 from nosology.models.lexicon.lexicon_settings import CodeSetSettings, ContextSettings
 from nosology.models.lexicon.lexicon_terms import Resolver, Terms
 from nosology.models.lexicon.mention_features import MentionTable, code_table, mention_table
-from nosology.models.lexicon.mentions import Mention, Named, NoteMentions
+from nosology.models.lexicon.mentions import Mention, NoteMentions, TermEntry
 from nosology.models.lexicon.tagger import Tagger
 from nosology.models.lexicon.trees import TreeEnsemble, Trees
 from nosology.text.context import CATEGORIES
@@ -80,7 +80,7 @@ class ScoredMention(NamedTuple):
 class MentionScores:
     """Probabilities of the (mention, code) pairs of a note, and of the codes that it mentions."""
 
-    votes: list[ScoredMention]
+    mentions: list[ScoredMention]
     codes: dict[Code, float]
 
 
@@ -139,7 +139,7 @@ def score_mentions(note: NoteMentions, policy: ContextPolicy) -> MentionScores:
     A longer mention that the policy drops does not lower the mentions inside it: in "type 2 diabetes, no neuropathy"
     the diabetes is not denied.
     """
-    votes = []
+    scored = []
     best: dict[Code, float] = {}
     mentions: Counter[Code] = Counter()
     later = _later_sentences(note)
@@ -148,15 +148,15 @@ def score_mentions(note: NoteMentions, policy: ContextPolicy) -> MentionScores:
     ]
     crossing = _crossing(note, allowed)
     for number, mention in enumerate(note.mentions):
-        holders = (holder for holder in mention.holders if holder not in crossing)
-        inside = number in crossing or any(allowed[holder] for holder in holders)
+        containing = (longer for longer in mention.containing if longer not in crossing)
+        inside = number in crossing or any(allowed[longer] for longer in containing)
         for code, (source, order) in allowed[number]:
             probability = _probability(mention, source, order, inside)
-            votes.append(ScoredMention(number, code, probability))
+            scored.append(ScoredMention(number, code, probability))
             best[code] = max(best.get(code, 0.0), probability)
             mentions[code] += order == 0 and not inside
     codes = {code: 1 - (1 - p) * math.pow(_NEXT_MENTION, max(0, mentions[code] - 1)) for code, p in best.items()}
-    return MentionScores(votes, codes)
+    return MentionScores(scored, codes)
 
 
 def _crossing(note: NoteMentions, allowed: Sequence[Sequence[object]]) -> set[int]:
@@ -188,7 +188,7 @@ def _crossing(note: NoteMentions, allowed: Sequence[Sequence[object]]) -> set[in
         if any(joined):
             return True
         between = last_places[bisect_right(last_places, first) : bisect_left(last_places, last)]
-        is_symptom = any(code.code[0] == "R" for code in mention.named)
+        is_symptom = any(code.code[0] == "R" for code in mention.codes_of_terms)
         return is_symptom and any(clause[first] < clause[place] < clause[last] for place in between)
 
     def is_joint(places: tuple[int, ...]) -> bool:
@@ -201,13 +201,13 @@ def _crossing(note: NoteMentions, allowed: Sequence[Sequence[object]]) -> set[in
     }
 
 
-def _allowed(mention: Mention, seventh: str | None, policy: ContextPolicy) -> list[tuple[Code, Named]]:
+def _allowed(mention: Mention, seventh: str | None, policy: ContextPolicy) -> list[tuple[Code, TermEntry]]:
     """The codes of a mention under the policy; seventh: the seventh character of a later encounter."""
     codes = (
-        (policy(code if seventh is None else policy.with_seventh(code, seventh), mention.marks), named)
-        for code, named in mention.named.items()
+        (policy(code if seventh is None else policy.with_seventh(code, seventh), mention.marks), entry)
+        for code, entry in mention.codes_of_terms.items()
     )
-    return [(code, named) for code, named in codes if code is not None]
+    return [(code, entry) for code, entry in codes if code is not None]
 
 
 def _later_sentences(note: NoteMentions) -> dict[int, str]:
@@ -227,7 +227,7 @@ def _probability(mention: Mention, source: int, order: int, inside: bool) -> flo
     probability = _BY_SOURCE[source] * _NEXT_CODE**order
     if len(mention.places) >= _LONG:
         probability = 1 - (1 - probability) * _LONG_DOUBT
-    return probability * _GAP**mention.gap * _MISSPELLED**mention.guessed * (_INSIDE if inside else 1.0)
+    return probability * _GAP**mention.gap * _MISSPELLED**mention.misspelled * (_INSIDE if inside else 1.0)
 
 
 @dataclass(frozen=True)
@@ -254,9 +254,9 @@ class TrainedScorer:
         if len(rows) < len(pairs):
             pairs = [pairs[row] for row in rows]
             table = MentionTable.from_pairs(table.mentions, pairs, table.rows[rows])
-        votes = self.mentions.probabilities(table.rows)
-        probabilities = np.maximum(self.codes.probabilities(code_table(table, votes)), UNMENTIONED).tolist()
-        scored = [ScoredMention(*pair, vote) for pair, vote in zip(pairs, votes.tolist())]
+        mention_scores = self.mentions.probabilities(table.rows)
+        probabilities = np.maximum(self.codes.probabilities(code_table(table, mention_scores)), UNMENTIONED).tolist()
+        scored = [ScoredMention(*pair, score) for pair, score in zip(pairs, mention_scores.tolist())]
         return MentionScores(scored, dict(zip(table.codes, probabilities)))
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -273,7 +273,7 @@ class TrainedScorer:
         return {
             "vocabulary": learned.index.vocabulary,
             "codes": [list(code) for code in learned.codes],
-            "surfaces": {text: [n, list(codes.items())] for text, (n, codes) in learned.surfaces.items()},
+            "surfaces": {text: [n, list(codes.items())] for text, (n, codes) in learned.surface_forms.items()},
             "keys": learned.keys,
             "n_notes": learned.n_notes,
             "evidence_from": self.evidence_from,
@@ -285,7 +285,7 @@ class TrainedScorer:
         learned = LearnedPhrases(
             index=PhraseIndex(rest["vocabulary"], stored["phrases.bounds"], stored["phrases.keys"]),
             codes=[Code(*code) for code in rest["codes"]],
-            surfaces={text: (n, dict(codes)) for text, (n, codes) in rest["surfaces"].items()},
+            surface_forms={text: (n, dict(codes)) for text, (n, codes) in rest["surfaces"].items()},
             keys={key: KeyCounts(*counts) for key, counts in rest["keys"].items()},
             n_notes=rest["n_notes"],
             tagger=Tagger(stored["tagger.weights"], stored["tagger.bias"]) if "tagger.weights" in stored else None,

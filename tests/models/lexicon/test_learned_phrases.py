@@ -35,5 +35,5 @@ def test_counts_occurrences_and_evidence_of_a_phrase():
     phrase = next(i for i in range(len(learned.index)) if learned.index.phrase(i) == ("coug",))
     assert learned.seen[phrase] == 3
     assert [(learned.codes[code], n) for code, n in learned.entries(phrase)] == [(CODE, 1)]
-    assert learned.surfaces["cough"] == (3, {learned.column[CODE]: 1})
+    assert learned.surface_forms["cough"] == (3, {learned.column[CODE]: 1})
     assert learned.keys["coug"][:2] == (3, 1)

@@ -182,8 +182,8 @@ def test_codes_injuries_with_placeholder_x(tmp_path):
     coder = train(load_recipe("lexicon", FAST), [corpus], tmp_path / "b")
     assert coder.model.recipe.codes.seventh is False
     assert other in coder.model.labels and fall in codes_of(coder, "Fall at home today.")
-    named = {vote.code for vote in coder.model.analyse("Contusion of lower back and pelvis.")[1].votes}
-    assert {other, Code("icd10cm", "S30.0")} <= named
+    mentioned = {scored.code for scored in coder.model.analyse("Contusion of lower back and pelvis.")[1].mentions}
+    assert {other, Code("icd10cm", "S30.0")} <= mentioned
 
 
 def test_evidence_counts_only_for_selected_code_systems():

@@ -30,22 +30,22 @@ def random_table(seed, n):
     return MentionTable.from_pairs(mentions, pairs, rows), rng.choice([0.1, 0.25, 0.5, 0.9, rng.random()], n)
 
 
-def plain_features(table, votes):
+def plain_features(table, mention_scores):
     """The features of each code, one by one."""
     pairs = table.pairs()
-    best = {code: max(v for (_, other), v in zip(pairs, votes) if other == code) for code in table.codes}
+    best = {code: max(v for (_, other), v in zip(pairs, mention_scores) if other == code) for code in table.codes}
     features = []
     for code in table.codes:
         rows = [row for row, (_, other) in enumerate(pairs) if other == code]
-        own = sorted((votes[row] for row in rows), reverse=True)
-        best_row = next(row for row in rows if votes[row] == own[0])
+        own = sorted((mention_scores[row] for row in rows), reverse=True)
+        best_row = next(row for row in rows if mention_scores[row] == own[0])
         places = table.mentions[pairs[best_row][0]].places
         features.append([
-            own[0], own[1] if len(own) > 1 else 0.0, sum(own), np.prod([1 - vote for vote in own]), len(own),
+            own[0], own[1] if len(own) > 1 else 0.0, sum(own), np.prod([1 - score for score in own]), len(own),
             sum(value > own[0] for value in best.values()),
             max((v for other, v in best.items() if other != code and other.code[:3] == code.code[:3]), default=0.0),
             max((
-                vote for (number, other), vote in zip(pairs, votes)
+                score for (number, other), score in zip(pairs, mention_scores)
                 if other != code and set(places) & set(table.mentions[number].places)
             ), default=0.0),
             min(5, len({table.mentions[pairs[row][0]].sentence for row in rows})),
@@ -57,5 +57,7 @@ def plain_features(table, votes):
 @settings(deadline=None, max_examples=60)
 @given(seed=st.integers(0, 100_000), n=st.integers(0, 25))
 def test_code_features_are_those_of_the_definition(seed, n):
-    table, votes = random_table(seed, n)
-    np.testing.assert_allclose(code_table(table, votes), plain_features(table, votes.tolist()), rtol=1e-6)
+    table, mention_scores = random_table(seed, n)
+    np.testing.assert_allclose(
+        code_table(table, mention_scores), plain_features(table, mention_scores.tolist()), rtol=1e-6
+    )
