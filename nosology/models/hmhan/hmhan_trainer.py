@@ -94,8 +94,9 @@ class HmhanEnsembleTrainer:
         columns: MetadataColumns,
     ) -> Hmhan:
         """A model without nets for train notes."""
-        counts = np.zeros(len(labels), np.int64)
-        return Hmhan(labels, counts, tokenizer, HmhanEnsemble([]), recipe.model, columns=columns)
+        counts, precision = np.zeros(len(labels), np.int64), recipe.training.precision
+        shared = labels, counts, tokenizer, HmhanEnsemble([]), recipe.model
+        return Hmhan(*shared, precision=precision, columns=columns)
 
     def mix(self, logits: np.ndarray, offsets: np.ndarray | None, held_out: ReportDataset) -> np.ndarray:
         """The logits (B, L) of the nets and of the offsets together, for held-out reports with these offsets."""

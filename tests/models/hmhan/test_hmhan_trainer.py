@@ -362,6 +362,20 @@ def test_approximate_probabilities_are_within_two_hundredths(tiny, tmp_path):
     assert not torch.is_autocast_enabled("cpu")
 
 
+@pytest.mark.parametrize("kind", ["hmhan", "reports"])
+def test_reports_are_scored_in_the_precision_of_training(kind, small_corpus, tiny, tmp_path):
+    settings = [*tiny, "training.epochs=1", "training.precision=bf16"]
+    settings += ["words.features=500", "words.c=[3.0]"] if kind == "reports" else []
+    notes = small_notes(20)
+    trained = train(load_recipe(kind, settings), [small_corpus], tmp_path / "bundle").model
+    loaded = Bundle.load(tmp_path / "bundle").model
+    assert trained.precision == loaded.precision == "bf16"
+    logits = loaded.logits_of([loaded.tokenize(note) for note in notes])
+    loaded.precision = "fp32"
+    exact = loaded.logits_of([loaded.tokenize(note) for note in notes])
+    assert 0 < np.abs(logits - exact).max() < 0.05
+
+
 def test_the_paper_recipe_has_the_forms_of_the_paper(tiny, tmp_path):
     """Its switches are set, and a small coder with them can be trained."""
     paper = load_recipe("hmhan-paper")
