@@ -267,7 +267,8 @@ class HmhanTrainer(CoderTrainer[RecipeT], Generic[RecipeT]):
         trained = [trainer.train_net(i, rows, folder / f"net_{i}", validate) for i in range(recipe.model.ensemble_size)]
         model = trainer.model
         model.net = HmhanEnsemble([net for net, _ in trained])
-        logits = trainer.mix(model.logits_of(dev.reports), trainer.held_out_offsets(dev), dev)
+        logits = model.logits_of(dev.reports, cached_states=states)
+        logits = trainer.mix(logits, trainer.held_out_offsets(dev), dev)
         model, decision = tune_on_held_out(recipe, model, logits, dev, trainer.train.gold)
         report = _report(trainer, [result for _, result in trained], dev)
         if refit:
@@ -297,6 +298,7 @@ class HmhanTrainer(CoderTrainer[RecipeT], Generic[RecipeT]):
 def train_cross_fitted(trainer: HmhanEnsembleTrainer) -> TrainedCoder:
     """The coder whose nets have each left out one fold, tuned on the scores of the left-out folds."""
     recipe, model, train, offsets = trainer.recipe, trainer.model, trainer.train, trainer.offsets
+    states = trainer.cached_states
     fold = assign_folds(train, recipe.model.ensemble_size, recipe.seed)
     logits = np.full((len(train), len(model.labels)), EXCLUDED_LOGIT, dtype=np.float32)
     nets, results = [], []
@@ -305,7 +307,9 @@ def train_cross_fitted(trainer: HmhanEnsembleTrainer) -> TrainedCoder:
         rows = np.flatnonzero(fold == number)
         one = replace(model, net=HmhanEnsemble([net]))
         logits[rows] = one.logits_of(
-            [train.reports[row] for row in rows], offset=None if offsets is None else offsets[rows]
+            [train.reports[row] for row in rows],
+            cached_states=None if states is None else states.subset(rows),
+            offset=None if offsets is None else offsets[rows],
         )
         nets.append(net)
         results.append(result)

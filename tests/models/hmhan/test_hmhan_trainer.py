@@ -214,6 +214,22 @@ def test_frozen_encoder_encodes_dev_once_for_all_epochs(tiny, tmp_path, monkeypa
     assert cached == pytest.approx(model.logits_of(dev.reports), abs=5e-3)
 
 
+@pytest.mark.parametrize("ensemble", [1, 2])
+def test_training_with_cached_states_never_runs_the_frozen_encoder(ensemble, tiny, tmp_path, monkeypatch):
+    """With one net dev reports are scored, with two without dev notes the left-out folds."""
+    notes = [replace(note, split=note.split if ensemble == 1 else None) for note in small_notes(60)]
+    corpus = write_corpus(notes, tmp_path / "corpus", source={"kind": "test"}, filters=[], counts={})
+    settings = [*tiny, "model.frozen=true", "model.init_from_descriptions=false", f"model.ensemble_size={ensemble}"]
+    recipe = load_recipe("hmhan", [*settings, "training.epochs=1", f"states.cache='{tmp_path / 'states'}'"])
+    runs, forward = [], WindowedTransformer.forward
+    monkeypatch.setattr(WindowedTransformer, "forward", lambda *arguments: runs.append(1) or forward(*arguments))
+    train(recipe, [corpus], tmp_path / "first")
+    assert runs
+    runs.clear()
+    train(recipe, [corpus], tmp_path / "second")
+    assert not runs
+
+
 def test_states_on_device_and_from_disk_train_the_same_net(tiny, tmp_path, monkeypatch):
     settings = [*tiny, "model.frozen=true", "smote.ratio=1.0", "training.epochs=2"]
     rows, curves, nets = np.arange(40), [], []
