@@ -37,6 +37,7 @@ from nosology.training.examples import (
     label_space,
     label_targets,
     sample_labels,
+    validation_rows,
 )
 from nosology.training.recipe_settings import LabelSettings, NeuralRecipe, WordRecipe
 from nosology.training.run_folder import REFIT, WORD_VECTORS, fingerprint
@@ -72,11 +73,10 @@ class TokenizedNotes:
         """The number of notes of each label (L,)."""
         return np.asarray(self.gold.sum(0)).ravel().astype(np.int64)
 
-    def part(self, size: int, seed: int) -> TokenizedNotes:
-        """At most `size` of the notes, sampled at random."""
-        if len(self.reads) <= size:
-            return self
-        rows = np.sort(np.random.default_rng(seed).choice(len(self.reads), size, replace=False))
+    def subset(self, rows: np.ndarray) -> TokenizedNotes:
+        """The notes at `rows`."""
+        if np.array_equal(rows, np.arange(len(self.reads))):
+            return self  # of word nets the notes are not in memory
         reads, codes = [self.reads[int(row)] for row in rows], [self.codes[row] for row in rows]
         return TokenizedNotes(reads, codes, self.gold[rows], self.versions[rows])
 
@@ -222,7 +222,7 @@ def fit_labels(
 ) -> TrainingResult:
     """The result of training the net of the model on the notes; run_fingerprint: of recipe and notes."""
     batches = LabelBatches.of(notes, targets, label_versions(model.labels))
-    validation = dev and dev.part(recipe.training.validation_notes or len(dev.reads), recipe.seed)
+    validation = dev and dev.subset(validation_rows(len(dev.reads), recipe.training.validation_notes, recipe.seed))
     fitted = fit(
         TrainingRun(
             model.net,

@@ -23,6 +23,7 @@ from nosology.training.examples import (
     sample_labels,
     train_and_dev,
     union,
+    validation_rows,
 )
 from nosology.training.recipe_settings import LabelSettings
 from tests.conftest import small_notes
@@ -191,3 +192,11 @@ def test_the_hash_depends_on_which_notes_are_selected(small_corpus):
     halves = [Examples([small_corpus], lambda note, odd=odd: int(note.id[1:]) % 2 == odd) for odd in (0, 1)]
     assert len(halves[0]) == len(halves[1]) and halves[0].hash != halves[1].hash
     assert Examples([small_corpus], halves[0].keep).hash == halves[0].hash
+
+
+def test_validation_rows_are_sampled_without_repetition():
+    rows = validation_rows(50, 7, seed=1)
+    assert len(rows) == 7 and (np.diff(rows) > 0).all() and rows[-1] < 50
+    assert np.array_equal(rows, validation_rows(50, 7, seed=1)) and not np.array_equal(rows, validation_rows(50, 7, 2))
+    for size in (0, 50, 51):
+        assert validation_rows(50, size, seed=1).tolist() == list(range(50))

@@ -23,7 +23,7 @@ from nosology.models.heads.heads_net import (
 )
 from nosology.models.heads.heads_settings import HeadsRecipe
 from nosology.models.train import CalibratedTrainer, Fit
-from nosology.training.examples import Examples, codes_in_labels, label_space
+from nosology.training.examples import Examples, codes_in_labels, label_space, validation_rows
 from nosology.training.run_folder import REFIT, VECTORS, fingerprint
 from nosology.training.trainer import TrainingResult, TrainingRun, fit
 
@@ -74,10 +74,11 @@ def _fitted(
     counts = np.asarray(labels.encode(train.codes).sum(0)).ravel()
     model = Heads(labels, counts, recipe.embedder, embedder.identity, scaler, net)
     notes = make_vector_notes(train.vectors, train.codes, scaler, labels)
+    validation = dev and dev.subset(validation_rows(len(dev.codes), recipe.training.validation_notes, recipe.seed))
 
     def validate(_: nn.Module) -> dict[str, float]:
-        assert dev is not None
-        return brief(labels, dev.codes, model.to_probabilities(model.logits_of(dev.vectors)))
+        assert validation is not None
+        return brief(labels, validation.codes, model.to_probabilities(model.logits_of(validation.vectors)))
 
     run = TrainingRun(
         net,

@@ -44,7 +44,7 @@ from nosology.models.hmhan.report_batches import (
 from nosology.models.hmhan.report_features import MetadataColumns
 from nosology.models.neural import EXCLUDED_LOGIT
 from nosology.models.train import CoderTrainer, TrainedCoder
-from nosology.training.examples import Examples, codes_in_systems, label_space, union
+from nosology.training.examples import Examples, codes_in_systems, label_space, union, validation_rows
 from nosology.training.losses import class_weights, log_odds_shift
 from nosology.training.run_folder import REFIT, STATES, fingerprint
 from nosology.training.trainer import ParameterGroup, TrainingResult, TrainingRun, fit, launch_fabric
@@ -263,7 +263,9 @@ class HmhanTrainer(CoderTrainer[RecipeT], Generic[RecipeT]):
         dev = ReportDataset.from_notes(list(dev_notes.notes()), recipe, trainer.model)
         rows = np.arange(len(trainer.train))
         states = None if trainer.cached_states is None else trainer.encode(dev)
-        validate = partial(dev_metrics, dev=dev, cached_states=states)
+        scored = validation_rows(len(dev), recipe.training.validation_notes, recipe.seed)
+        dev_states = None if states is None else states.subset(scored)
+        validate = partial(dev_metrics, dev=dev.subset(scored), cached_states=dev_states)
         trained = [trainer.train_net(i, rows, folder / f"net_{i}", validate) for i in range(recipe.model.ensemble_size)]
         model = trainer.model
         model.net = HmhanEnsemble([net for net, _ in trained])

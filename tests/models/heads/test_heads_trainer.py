@@ -86,6 +86,16 @@ def test_codes_that_are_not_to_be_learned_are_no_misses_on_dev(small_corpus, cac
         assert {code for note in codes for code in note} == set(fitted.model.labels.codes)
 
 
+def test_validation_notes_are_a_sample_of_the_dev_notes(small_corpus, cache, tmp_path, monkeypatch):
+    settings = [*SMALL, f"vectors.cache='{cache}'", "training.validation_notes=3", "training.epochs=2"]
+    validated = []
+    monkeypatch.setattr(heads_trainer, "brief", lambda _, codes, scores: validated.append(codes) or {"micro_f1": 1})
+    train_notes, dev_notes, _ = train_and_dev([small_corpus], 0.15, 0)
+    fitted = heads_trainer.HeadsTrainer(load_recipe("heads-mlp", settings), tmp_path).fit(train_notes, dev_notes)
+    assert [len(codes) for codes in validated] == [3, 3]
+    assert len(fitted.dev_codes) == len(dev_notes) > 3, "the threshold is tuned on all"
+
+
 def test_other_embedder_is_refused(bundle, tmp_path):
     model = Bundle.load(bundle).model
     model.identity = model.identity | {"weights": "other"}

@@ -230,6 +230,16 @@ def test_training_with_cached_states_never_runs_the_frozen_encoder(ensemble, tin
     assert not runs
 
 
+@pytest.mark.parametrize("frozen", ["true", "false"])
+def test_validation_notes_are_a_sample_of_the_dev_reports(frozen, small_corpus, tiny, tmp_path, monkeypatch):
+    settings = [*tiny, f"model.frozen={frozen}", "training.epochs=2", "training.validation_notes=3"]
+    validated = []
+    monkeypatch.setattr(hmhan, "brief", lambda labels, codes, scores: validated.append(codes) or {"micro_f1": 1})
+    bundle = train(load_recipe("hmhan", settings), [small_corpus], tmp_path / "bundle")
+    assert [len(codes) for codes in validated] == [3, 3]
+    assert bundle.provenance["n_dev"] > 3
+
+
 def test_states_on_device_and_from_disk_train_the_same_net(tiny, tmp_path, monkeypatch):
     settings = [*tiny, "model.frozen=true", "smote.ratio=1.0", "training.epochs=2"]
     rows, curves, nets = np.arange(40), [], []
