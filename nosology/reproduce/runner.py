@@ -28,6 +28,7 @@ from pydantic import Field, field_validator, model_validator
 from nosology.config import load_recipe
 from nosology.core import SPLITS, SYSTEMS, Code, ConfigError, DataError, Note
 from nosology.core.files import json_sha256, write_json
+from nosology.core.parallel import cores
 from nosology.core.settings import Settings
 from nosology.corpora.corpus import Corpus, write_corpus
 from nosology.corpora.simulate import simulate_notes
@@ -207,7 +208,7 @@ class Runner:
         recipe, corpora = run.recipe.model_dump(mode="json"), [str(corpus.folder.resolve()) for corpus in run.corpora]
         paths = [str(path.resolve()) for path in (self.out / "work" / run.key, self.cache, result, failure, log)]
         task = Task(run.function, recipe, corpora, dict(run.options), *paths, keep_bundles=self.keep_bundles)
-        threads = str(max(1, (os.cpu_count() or 1) // self.jobs))  # more threads than cores slow each other down
+        threads = str(max(1, cores() // self.jobs))  # more threads than cores slow each other down
         environment = {"OMP_NUM_THREADS": threads} | os.environ
         log.write_bytes(b"")
         while idle and not idle[-1].is_alive():
