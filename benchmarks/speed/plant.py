@@ -283,6 +283,15 @@ def measured(name: str, small: bool, times: int) -> dict[str, float]:
         return pool.submit(run, name, small, times).result()
 
 
+def write(path: Path, name: str, row: dict[str, float], small: bool) -> None:
+    """Writes the row of a stage; the other rows of this device and shape, and those of others, stay."""
+    where = (torch.cuda.get_device_name() if device() == "cuda" else "CPU") + (", small" if small else "")
+    results = json.loads(path.read_text()) if path.exists() else {}
+    results.setdefault(where, {}).update({"torch": torch.__version__, "shape": SMALL if small else LARGE})
+    results[where].setdefault("rows", {})[name] = row
+    path.write_text(json.dumps(results, indent=2) + "\n")
+
+
 def main() -> None:
     """Prints one row per stage and writes all rows."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -291,14 +300,10 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=5)
     parser.add_argument("--out", type=Path, default=RESULT)
     arguments = parser.parse_args()
-    where = torch.cuda.get_device_name() if device() == "cuda" else "CPU"
     for name in arguments.only:
         row = measured(name, arguments.small, arguments.times)
         print(f"{name:24}" + "".join(f"  {key} {value:,.4g}" for key, value in row.items()), flush=True)
-        results = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
-        results.setdefault(where, {}).update({"torch": torch.__version__, "shape": SMALL if arguments.small else LARGE})
-        results[where].setdefault("rows", {})[name] = row
-        arguments.out.write_text(json.dumps(results, indent=2) + "\n")
+        write(arguments.out, name, row, arguments.small)
 
 
 if __name__ == "__main__":
