@@ -18,7 +18,7 @@ from nosology.training.cuda_graphs import set_learning_rate
 from nosology.training.data_loader import BatchLoader, MakeBatch, PrepareStep, StepBatches
 from nosology.training.inference import uses_bf16
 from nosology.training.recipe_settings import TrainerSettings, resolve_schedule
-from nosology.training.trainer import ParameterGroup, seed_device
+from nosology.training.trainer import ParameterGroup, seed_device, unfreeze
 
 Penalty = Callable[[nn.Module], Tensor]  # added to the loss of every step
 
@@ -64,7 +64,7 @@ def train_epoch_range(
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
     net.eval()
-    _freeze(groups, settings.epochs)
+    unfreeze(groups)
     if not torch.isfinite(total):
         raise ConfigError(f"the loss is not finite: training.learning_rate must be lower; got {settings.learning_rate}")
     return float(total) / max(1, notes)
