@@ -1,6 +1,6 @@
 """Tokenizers of notes: words, subwords of a pretrained transformer, and subwords of a prepared radiology report.
 
-Each `tokenize(text)` returns a `Encoding`: token ids with their character offsets in the original text. No module
+Each `tokenize(text)` returns an `Encoding`: token ids with their character offsets in the original text. No module
 here imports torch.
 """
 

@@ -182,7 +182,9 @@ class LabelBatches:
         # A note coded in another ICD version is neither positive nor negative for the codes to learn.
         used = np.flatnonzero((lengths > 0) & ((notes.versions & np.bitwise_or.reduce(versions)) > 0))
         if not len(used):
-            raise DataError("the training notes have no word: nothing can be learned from them")
+            raise DataError(
+                "nothing can be learned from the train notes: they have no word, or only codes of another ICD version"
+            )
         return LabelBatches(notes, targets, used, lengths[used])
 
     @property
