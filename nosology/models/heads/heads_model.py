@@ -82,7 +82,6 @@ class Heads(Calibrated):
 
     def save(self, folder: Path) -> None:
         described = {
-            "kind": self.kind,
             "codes": self.labels.to_json(),
             "embedder": self.settings.model_dump(mode="json"),
             "identity": self.identity,
