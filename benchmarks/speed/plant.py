@@ -29,11 +29,11 @@ from torch.nn.functional import cross_entropy, linear
 
 from nosology.attention import kernels
 from nosology.encoders.tokenizers import PAD
-from nosology.encoders.word_encoders import AwdLstm, DropoutRates
+from nosology.encoders.word_encoders import AwdLstm
 from nosology.models.plant import language_model
 from nosology.models.plant.language_model import LanguageModel, StreamBatch, next_word_loss
 from nosology.models.plant.plant_model import PlantNet, Ranker
-from nosology.models.plant.plant_settings import PlantSettings, RankerSettings
+from nosology.models.plant.plant_settings import LanguageSettings, PlantSettings, RankerSettings
 from nosology.models.plant.ranker import Lists, RankerNet, draw_lists
 from nosology.models.plant.relevance import Relevance
 from nosology.training.data_loader import Batch, pad_notes
@@ -101,8 +101,8 @@ def plain_loss(states, vectors, bias, targets) -> torch.Tensor:
 def language(workload: dict, times: int, *, loss=next_word_loss, streams: float = 1) -> dict[str, float]:
     """A step of the language model; streams: factor of their number."""
     torch.manual_seed(0)
-    drop = DropoutRates(0.02, 0.25, 0.2, 0.15, 0.1)
-    encoder = AwdLstm(workload["words"], workload["size"], workload["hidden"], workload["layers"], drop)
+    sizes = [workload[name] for name in ("words", "size", "hidden", "layers")]
+    encoder = AwdLstm(*sizes, LanguageSettings().drop)
     count = int(workload["streams"] * streams)
     net = LanguageModel(encoder, count).to(device())
     tokens = torch.randint(2, workload["words"], (count, WINDOW + 1), device=device())
