@@ -12,10 +12,12 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from nosology.core import ConfigError, DataError, OutputError, __version__
@@ -126,6 +128,22 @@ def fingerprint(recipe: Recipe, *examples: Examples) -> str:
 
 
 COLUMNS = ("step", "epoch", "loss", "learning_rate", "notes_per_second")  # followed by the metrics on the dev notes
+
+
+def read_epoch_curves(path: Path, metrics: Sequence[str]) -> dict[str, list[float]]:
+    """`train_loss` and those of the metrics that a file of curves has, one number per epoch.
+
+    The loss is the mean over the steps of the epoch; its last step has the metrics.
+    """
+    curves: dict[str, list[float]] = defaultdict(list)
+    losses: dict[int, list[float]] = defaultdict(list)
+    with path.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            losses[int(row["epoch"])].append(float(row["loss"]))
+            for name in metrics:
+                if row.get(name):
+                    curves[name].append(float(row[name]))
+    return {"train_loss": [fmean(losses[epoch]) for epoch in sorted(losses)]} | curves
 
 
 class TrainingCurves:
