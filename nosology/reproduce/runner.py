@@ -71,19 +71,19 @@ class StudySettings(Settings):
 
     def load(self, name: str, *settings: str) -> Recipe:
         """The recipe of a name with this study's changes and then the settings of a run."""
-        changes = list(_flat(self.recipe.get(load_recipe(name).kind, {})))
-        for key in {change.partition("=")[0] for change in changes} & {item.partition("=")[0] for item in settings}:
+        changes = dict(flatten(self.recipe.get(load_recipe(name).kind, {})))
+        for key in changes.keys() & {item.partition("=")[0] for item in settings}:
             raise ConfigError(f"{key} must not be set: the table sets it")
-        return load_recipe(name, [*changes, *settings])
+        return load_recipe(name, [*(f"{key}={json.dumps(value)}" for key, value in changes.items()), *settings])
 
 
-def _flat(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[str]:
-    """`section.key=value` for each value of nested tables."""
+def flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """`section.key` and value of each value of nested tables; an empty table is a value."""
     for key, value in table.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, (*path, key))
+        if isinstance(value, Mapping) and value:
+            yield from flatten(value, f"{prefix}{key}.")
         else:
-            yield f"{'.'.join((*path, key))}={json.dumps(value)}"
+            yield f"{prefix}{key}", value
 
 
 @dataclass(frozen=True)
