@@ -36,8 +36,10 @@ def load_federated_recipe(name: str, overrides: Iterable[str] = ()) -> Recipe:
     from nosology.federated.federation_settings import FEDERATED_KINDS
 
     values = override(read_values(name), overrides)
-    kind = FEDERATED_KINDS.get(values.get("kind"))
-    return parse_settings(kind, values, name) if kind else load_recipe(name, overrides)
+    kind = values.get("kind")
+    if not isinstance(kind, str) or kind not in FEDERATED_KINDS:
+        return load_recipe(name, overrides)
+    return parse_settings(FEDERATED_KINDS[kind], values, name)
 
 
 def read_values(name: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nosology.config import built_in, load_recipe
+from nosology.config import built_in, load_federated_recipe, load_recipe
 from nosology.core import ConfigError
 from nosology.models.registry import REGISTRY, load_class
 
@@ -69,8 +69,11 @@ def test_wrong_nested_settings_are_named_in_full(setting, sentence):
 def test_kind_of_another_type_in_a_file_raises(tmp_path, kind):
     path = tmp_path / "mine.toml"
     path.write_text(f"kind = {kind}\n")
-    with pytest.raises(ConfigError, match=r"kind must be one of linear"):
-        load_recipe(str(path), ["seed=1"])
+    for load in (load_recipe, load_federated_recipe):
+        with pytest.raises(ConfigError, match=r"kind must be one of linear"):
+            load(str(path))
+        with pytest.raises(ConfigError, match=r"kind must be one of linear"):
+            load(str(path), ["seed=1"])
 
 
 def test_unknown_recipe_and_invalid_file_raise(tmp_path):

@@ -31,6 +31,7 @@ from joblib.externals.loky import get_reusable_executor
 from nosology.config import load_recipe
 from nosology.core import Note
 from nosology.core.files import write_json
+from nosology.core.parallel import cores
 from nosology.corpora.corpus import Corpus, write_corpus
 from nosology.corpora.simulate import simulate_notes
 from nosology.evaluation.measure import measure
@@ -63,7 +64,7 @@ TIMED = 500  # test notes that are coded to measure the speed
 def hospital(notes: int) -> list[Note]:
     """About as many coded notes as asked for, simulated on all cores."""
     starts = range(0, math.ceil(notes / NOTES_PER_PATIENT), PART)
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(cores(), mp_context=get_context("spawn")) as pool:
         return [note for part in pool.map(_part, starts) for note in part]
 
 

@@ -55,7 +55,7 @@ def main() -> None:
         if column is None and rows:
             continue
         tables = plain if column is None else [(c, np.column_stack([x, extra])) for (c, x), extra in zip(plain, column)]
-        scores = validation.code_scores([rows for _, rows in tables], targets).scores
+        scores = validation.code_scores([features for _, features in tables], targets).scores
         rows[name] = _quality(gold, tables, scores)
         print(f"{arguments.lang} {name:28}", *(f"{key} {value:.4f}" for key, value in rows[name].items()), flush=True)
     known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}

@@ -100,6 +100,14 @@ def run_seed(corpus: Corpus, split: str, seed: int, options: argparse.Namespace,
     return rows
 
 
+def add_rows(path: Path, key: str, about: dict, rows: dict[str, dict]) -> None:
+    """Writes rows under a key of a result file; other rows of the key stay if they were measured in the same way."""
+    results = json.loads(path.read_text()) if path.exists() else {}
+    before = dict(results.get(key, {}))
+    kept = before.pop("rows", {})
+    write_json(path, results | {key: about | {"rows": (kept if before == about else {}) | rows}})
+
+
 def main() -> None:
     """Prints the table and adds it to the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -129,7 +137,6 @@ def main() -> None:
         gaps = [rows[way]["micro_f1"] - rows["central"]["micro_f1"] for rows in seeds]
         table[way]["micro F1 against central"] = [float(np.mean(gaps)), min(gaps), max(gaps)]
     print(json.dumps(table, indent=2))
-    results = json.loads(options.out.read_text()) if options.out.exists() else {}
     key = "codiesp" if options.codiesp else f"simulated hospital, {options.patients} patients"
     key += f", {options.most} codes" if options.most else ""
     about = {
@@ -138,8 +145,9 @@ def main() -> None:
         "sites": options.sites,
         "rounds": options.rounds,
         "notes": len(corpus),
+        "seeds": options.seeds,
     }
-    write_json(options.out, results | {key: about | {"seeds": options.seeds, "rows": table}})
+    add_rows(options.out, key, about, table)
 
 
 if __name__ == "__main__":

@@ -25,11 +25,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from federated import add_rows
 from federated_nets import build_corpus
 from hashed_sites import hash_notes, hashed_sites
 
 from nosology.config import load_recipe
-from nosology.core.files import write_json
 from nosology.core.note import Note
 from nosology.corpora.corpus import Corpus
 from nosology.federated.deploy.credentials import create_server_credentials, create_site_key
@@ -89,13 +89,13 @@ def virtual_rows(corpus: Corpus, options: argparse.Namespace, folder: Path) -> d
     runs: dict[str, list[dict]] = {mode: [] for mode in options.modes}
     for seed in range(options.seeds):
         names = partition_sites([corpus], SITES, "iid", 1.0, seed)
-        goal = 0.0
-        for mode in options.modes:
+        goal = None
+        for mode in sorted(options.modes, key=list(MODES).index):  # the synchronous rounds first
             recipe = federated_recipe(options, mode, seed)
             sites = hashed_sites(notes, vectors, names)
             curve = run_virtual(sites, recipe, folder / f"{seed} {mode}")
-            goal = goal or curve[-1][1]
-            reached = next((moment for moment, score in curve if score >= goal), None)
+            goal = curve[-1][1] if mode == "synchronous" else goal
+            reached = next((moment for moment, score in curve if goal is not None and score >= goal), None)
             runs[mode].append({"score": curve[-1][1], "end": curve[-1][0], "reached": reached, "curve": curve})
             shown = {name: value for name, value in runs[mode][-1].items() if name != "curve"}
             print(f"seed {seed}  {mode:30}", json.dumps(shown), flush=True)
@@ -211,12 +211,11 @@ def main() -> None:
         corpus = build_corpus(options.patients, options.most, Path(name) / "corpus")
         rows = (deployed_rows if options.deployed else virtual_rows)(corpus, options, Path(name))
         notes = len(corpus)
-    results = json.loads(options.out.read_text()) if options.out.exists() else {}
     about = {"recipe": options.recipe, "settings": options.settings, "notes": notes, "codes": options.most}
     about |= {"sites": SITES, "slowness": SLOWNESS, "rounds": options.rounds}
     about |= {"seconds": options.seconds} if options.deployed else {"seeds": options.seeds}
     key = f"{options.recipe}, {options.patients} patients, {'real processes' if options.deployed else 'virtual clock'}"
-    write_json(options.out, results | {key: about | {"rows": rows}})
+    add_rows(options.out, key, about, rows)
 
 
 if __name__ == "__main__":

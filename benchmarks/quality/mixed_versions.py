@@ -29,7 +29,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import tempfile
 import time
 from collections import Counter
@@ -44,6 +43,7 @@ from nosology.config import load_recipe
 from nosology.core import Code, Note
 from nosology.core.files import write_json
 from nosology.core.label_space import LabelSpace
+from nosology.core.parallel import cores
 from nosology.corpora.corpus import Corpus, write_corpus
 from nosology.corpora.simulate import simulate_notes
 from nosology.evaluation import Evaluation, evaluate, paired_t_test
@@ -62,8 +62,9 @@ LARGE = 8  # times as many notes per step
 
 def hospital(patients: int) -> list[Note]:
     """The notes of the hospital, simulated on all cores."""
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
-        parts = pool.map(_part, range(0, patients, PART), [min(PART, patients)] * math.ceil(patients / PART))
+    with ProcessPoolExecutor(cores(), mp_context=get_context("spawn")) as pool:
+        starts = range(0, patients, PART)
+        parts = pool.map(_part, starts, [min(PART, patients - first) for first in starts])
         return [note for part in parts for note in part]
 
 

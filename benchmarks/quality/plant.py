@@ -20,7 +20,6 @@ import argparse
 import hashlib
 import json
 import multiprocessing
-import os
 import sys
 import tempfile
 import time
@@ -35,6 +34,7 @@ import numpy as np
 from nosology.config import load_recipe
 from nosology.core import Code, Note, __version__
 from nosology.core.files import write_json
+from nosology.core.parallel import cores
 from nosology.corpora.corpus import Corpus, write_corpus
 from nosology.corpora.simulate import simulate_notes
 from nosology.evaluation.measure import measure
@@ -367,7 +367,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_corpora(arguments.study, notes, arguments.seeds, folder)
-        threads = max(1, (os.cpu_count() or 1) // arguments.jobs)
+        threads = max(1, cores() // arguments.jobs)
         missing = [
             (arm, seed) for arm in arms_to_run for seed in range(arguments.seeds) if str(seed) not in rows.get(arm, {})
         ]

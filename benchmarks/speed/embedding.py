@@ -251,6 +251,15 @@ def cpu(notes: int, rounds: int) -> dict[str, Any]:
     }
 
 
+def write(path: Path, part: str, results: dict[str, Any]) -> None:
+    """Writes a part; other parts of the file stay, and rows of other models of the same device, versions and packs."""
+    previous = json.loads(path.read_text()) if path.exists() else {}
+    before, tables = previous.get(part, {}), [name for name in ("rows", "distance") if name in results]
+    if tables and all(before.get(name) == value for name, value in results.items() if name not in tables):
+        results = results | {name: before.get(name, {}) | results[name] for name in tables}
+    path.write_text(json.dumps({**previous, part: results}, indent=2) + "\n")
+
+
 def main() -> None:
     """Prints and writes the tables; a part that is not measured keeps its last result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -266,8 +275,7 @@ def main() -> None:
     if part == "gpu" and not torch.cuda.is_available():
         raise SystemExit("there is no GPU here")
     results = gpu(args.pack, args.tokens, args.models) if part == "gpu" else cpu(args.notes, args.rounds)
-    previous = json.loads(RESULT.read_text()) if RESULT.exists() else {}
-    args.out.write_text(json.dumps({**previous, part: results}, indent=2) + "\n")
+    write(args.out, part, results)
 
 
 if __name__ == "__main__":

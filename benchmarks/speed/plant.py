@@ -29,11 +29,11 @@ from torch.nn.functional import cross_entropy, linear
 
 from nosology.attention import kernels
 from nosology.encoders.tokenizers import PAD
-from nosology.encoders.word_encoders import AwdLstm, DropoutRates
+from nosology.encoders.word_encoders import AwdLstm
 from nosology.models.plant import language_model
 from nosology.models.plant.language_model import LanguageModel, StreamBatch, next_word_loss
 from nosology.models.plant.plant_model import PlantNet
-from nosology.models.plant.plant_settings import PlantSettings, RankerSettings
+from nosology.models.plant.plant_settings import LanguageSettings, PlantSettings, RankerSettings
 from nosology.models.plant.ranker import Ranker
 from nosology.models.plant.ranker_trainer import Lists, RankerNet, draw_lists
 from nosology.models.plant.relevance import Relevance
@@ -102,8 +102,8 @@ def plain_loss(states, vectors, bias, targets) -> torch.Tensor:
 def language(workload: dict, times: int, *, loss=next_word_loss, streams: float = 1) -> dict[str, float]:
     """A step of the language model; streams: factor of their number."""
     torch.manual_seed(0)
-    drop = DropoutRates(0.02, 0.25, 0.2, 0.15, 0.1)
-    encoder = AwdLstm(workload["words"], workload["size"], workload["hidden"], workload["layers"], drop)
+    sizes = [workload[name] for name in ("words", "size", "hidden", "layers")]
+    encoder = AwdLstm(*sizes, LanguageSettings().drop)
     count = int(workload["streams"] * streams)
     net = LanguageModel(encoder, count).to(device())
     tokens = torch.randint(2, workload["words"], (count, WINDOW + 1), device=device())
@@ -289,6 +289,15 @@ def measured(name: str, small: bool, times: int) -> dict[str, float]:
         return pool.submit(run, name, small, times).result()
 
 
+def write(path: Path, name: str, row: dict[str, float], small: bool) -> None:
+    """Writes the row of a stage; the other rows of this device and shape, and those of others, stay."""
+    where = (torch.cuda.get_device_name() if device() == "cuda" else "CPU") + (", small" if small else "")
+    results = json.loads(path.read_text()) if path.exists() else {}
+    results.setdefault(where, {}).update({"torch": torch.__version__, "shape": SMALL if small else LARGE})
+    results[where].setdefault("rows", {})[name] = row
+    path.write_text(json.dumps(results, indent=2) + "\n")
+
+
 def main() -> None:
     """Prints one row per stage and writes all rows."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -297,14 +306,10 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=5)
     parser.add_argument("--out", type=Path, default=RESULT)
     arguments = parser.parse_args()
-    where = torch.cuda.get_device_name() if device() == "cuda" else "CPU"
     for name in arguments.only:
         row = measured(name, arguments.small, arguments.times)
         print(f"{name:24}" + "".join(f"  {key} {value:,.4g}" for key, value in row.items()), flush=True)
-        results = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
-        results.setdefault(where, {}).update({"torch": torch.__version__, "shape": SMALL if arguments.small else LARGE})
-        results[where].setdefault("rows", {})[name] = row
-        arguments.out.write_text(json.dumps(results, indent=2) + "\n")
+        write(arguments.out, name, row, arguments.small)
 
 
 if __name__ == "__main__":

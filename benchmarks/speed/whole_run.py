@@ -5,12 +5,12 @@
 Simulates about as many discharge summaries as MIMIC-IV has, 281,000 (43% with ICD-10, 57% with ICD-9 codes), or fewer,
 as given, writes a corpus of each version, splits and audits both, the two versions side by side, trains
 `dual_laat-paper` on both for some steps and evaluates it on the ICD-10 test notes, each stage by its `nosology`
-command. Prints for each stage seconds by the clock,
-CPU seconds, the peak of memory that is not a mapped file, the mean use of the GPU, and milliseconds per note; and the
-time that all ten epochs of the paper would take. Sizes ascend: the projection uses the cost per note between two sizes.
-A step costs more the more codes it scores, and a small corpus has fewer of them than MIMIC-IV: compare the printed
-number with `labels` of the recipe. word2vec uses all cores at every size (--set vectors.workers=N for another number).
---prepare stops before training, which needs a GPU, and has a result file of its own.
+command. Prints for each stage seconds by the clock, CPU seconds, the peak of memory that is not a mapped file, the mean
+use of the GPU, and milliseconds per note; and the time that all ten epochs of the paper would take. Sizes ascend: the
+projection uses the cost per note between two sizes. A step costs more the more codes it scores, and a small corpus has
+fewer of them than MIMIC-IV: compare the printed number with `labels` of the recipe. word2vec uses all cores at every
+size (--set vectors.workers=N for another number). --prepare stops before training, which needs a GPU, and has a result
+file of its own.
 """
 
 from __future__ import annotations

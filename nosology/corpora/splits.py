@@ -251,6 +251,8 @@ def site_corpus(
     if min_notes > 0:
         keep = frequent_codes(corpus.notes(text=False), sites * min_notes).__contains__
         steps.append({"filter": "min_count", "min_count": sites * min_notes, "sites": sites, "min_notes": min_notes})
+    if not len(corpus):
+        raise ConfigError(f"the corpus {corpus.folder} has no notes")
     if not any(keep_codes(corpus.notes(text=False), keep, {})):
         raise ConfigError(f"no note is left for {sites} sites: no code has {sites * min_notes} notes")
     _check_patients(keep_codes(corpus.notes(text=False), keep, {}), sites, "sites")

@@ -47,8 +47,6 @@ class KnownEmbedder:
     """An embedder with a short name. Its own files decide pooling, normalization and the rest."""
 
     repository: str  # on Hugging Face
-    dim: int
-    pooling: str  # for documentation; the files of the model decide
     prompt: str = ""  # that the authors recommend for documents
     window: int = 8192
     end_token: str = ""  # a token that must end a text but may be missing in the tokenizer's output
@@ -57,15 +55,15 @@ class KnownEmbedder:
 
 # The six embedders of Xu and Dray (2025), and minilm, which is installed with the package.
 KNOWN_EMBEDDERS: dict[str, KnownEmbedder] = {
-    "minilm": KnownEmbedder("", 384, "mean", window=256),
-    "qwen3-embedding-0.6b": KnownEmbedder("Qwen/Qwen3-Embedding-0.6B", 1024, "lasttoken", end_token="<|endoftext|>"),
+    "minilm": KnownEmbedder("", window=256),
+    "qwen3-embedding-0.6b": KnownEmbedder("Qwen/Qwen3-Embedding-0.6B", end_token="<|endoftext|>"),
     "gte-qwen2-1.5b": KnownEmbedder(
-        "Alibaba-NLP/gte-Qwen2-1.5B-instruct", 1536, "lasttoken", end_token="<|endoftext|>", bidirectional=True
+        "Alibaba-NLP/gte-Qwen2-1.5B-instruct", end_token="<|endoftext|>", bidirectional=True
     ),
-    "gte-multilingual-base": KnownEmbedder("Alibaba-NLP/gte-multilingual-base", 768, "cls"),
-    "arctic-l-v2": KnownEmbedder("Snowflake/snowflake-arctic-embed-l-v2.0", 1024, "cls"),
-    "arctic-m-v2": KnownEmbedder("Snowflake/snowflake-arctic-embed-m-v2.0", 768, "cls"),
-    "nomic-v1.5": KnownEmbedder("nomic-ai/nomic-embed-text-v1.5", 768, "mean", prompt="search_document: "),
+    "gte-multilingual-base": KnownEmbedder("Alibaba-NLP/gte-multilingual-base"),
+    "arctic-l-v2": KnownEmbedder("Snowflake/snowflake-arctic-embed-l-v2.0"),
+    "arctic-m-v2": KnownEmbedder("Snowflake/snowflake-arctic-embed-m-v2.0"),
+    "nomic-v1.5": KnownEmbedder("nomic-ai/nomic-embed-text-v1.5", prompt="search_document: "),
 }
 
 

@@ -116,6 +116,10 @@ class CachedStates:
         start, length = self.spans[row]
         return self.states[start : start + length]
 
+    def subset(self, rows: np.ndarray) -> CachedStates:
+        """The states of the texts at `rows`."""
+        return CachedStates(self.states, self.spans[rows])
+
     def padded_batch(self, rows: Sequence[int], width: int, pin_memory: bool = False) -> GatheredStates:
         """The states (B, width, D) of the texts at `rows`, zero-padded.
 

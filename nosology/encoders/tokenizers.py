@@ -1,6 +1,6 @@
 """Tokenizers of notes: words, subwords of a pretrained transformer, and subwords of a prepared radiology report.
 
-Each `tokenize(text)` returns a `Encoding`: token ids with their character offsets in the original text. No module
+Each `tokenize(text)` returns an `Encoding`: token ids with their character offsets in the original text. No module
 here imports torch.
 """
 
@@ -123,8 +123,6 @@ class WordTokenizer:
     alphabetic: bool = False
     benchmark: bool = False
 
-    kind = "words"
-
     @property
     def cleaning(self) -> Cleaning:
         """Which word cache of a corpus has the words of this tokenizer."""
@@ -173,7 +171,7 @@ class WordTokenizer:
         """A JSON description. The key `literal` (reference_padding) is part of the bundle format."""
         words = list(self.vocabulary.words)
         settings = {"literal": self.reference_padding, "alphabetic": self.alphabetic, "benchmark": self.benchmark}
-        return {"kind": self.kind, "limit": self.limit, **settings, "words": words}
+        return {"limit": self.limit, **settings, "words": words}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> WordTokenizer:
@@ -201,8 +199,6 @@ class SubwordTokenizer:
     limit: int
     lower_case: bool = False  # lower the text first, also for a cased tokenizer
     benchmark: bool = False  # clean the text first, as Edin et al. (2023): a-z and 0-9, no separate numbers
-
-    kind = "pieces"
 
     def tokenize(self, text: str) -> Encoding:
         """The subwords of a note (T,), without special tokens."""
@@ -243,7 +239,7 @@ class SubwordTokenizer:
     def to_json(self) -> dict[str, Any]:
         tokenizer = json.loads(self.tokenizer_json)
         settings = {"lower_case": self.lower_case, "benchmark": self.benchmark}
-        return {"kind": self.kind, "limit": self.limit, **settings, "tokenizer": tokenizer}
+        return {"limit": self.limit, **settings, "tokenizer": tokenizer}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> SubwordTokenizer:
@@ -284,8 +280,6 @@ class ReportTokenizer:
     cleaning: str = "paper"  # paper: remove stop words; plain: keep all words. NOT_ is marked in both
     context: bool = False  # marks uncertain and past words and those of relatives as well
 
-    kind = "report"
-
     def tokenize(self, text: str) -> Encoding:
         """The subwords of a report (T,), without special tokens."""
         if self.cleaning == "plain" and not self.negation and not self.context:
@@ -302,7 +296,7 @@ class ReportTokenizer:
         return SubwordTokenizer(self.tokenizer_json, self.limit)
 
     def to_json(self) -> dict[str, Any]:
-        settings = {"kind": self.kind, "negation": self.negation, "cleaning": self.cleaning, "context": self.context}
+        settings = {"negation": self.negation, "cleaning": self.cleaning, "context": self.context}
         return self._subwords.to_json() | settings
 
     @classmethod

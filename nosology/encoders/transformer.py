@@ -97,7 +97,11 @@ class WindowedTransformer(nn.Module):
 
     def cache_states(self) -> None:
         """Caches the states of windows in memory from now on, while the transformer is frozen."""
-        self.cached = {}
+        self.cached, self._cached_bytes = {}, 0
+
+    def release_states(self) -> None:
+        """Frees the cached states, and caches no more."""
+        self.cached, self._cached_bytes = None, 0
 
     def _windows(self, subwords: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
         """Ids (N, W) of windows, their mask, and the positions of the subwords in them.

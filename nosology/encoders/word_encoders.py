@@ -8,7 +8,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from nosology.encoders import gru_kernel
+from nosology.encoders.dropout_rates import NO_DROPOUT, DropoutRates
 from nosology.encoders.lstm_kernel import bidirectional_lstm
 from nosology.encoders.tokenizers import PAD
 
@@ -152,17 +152,6 @@ class RecurrentEncoder(nn.Module):
         return flat.index_copy(0, positions, states).view(*x.shape[:2], self.width)
 
 
-@dataclass(frozen=True)
-class DropoutRates:
-    """Dropout rates of an AWD-LSTM. Except for weights, one mask is used for all words of a text."""
-
-    embedding: float = 0.0  # whole words of the vocabulary
-    input: float = 0.0  # of the first layer
-    weight: float = 0.0  # recurrent weights
-    hidden: float = 0.0  # between layers
-    output: float = 0.0  # before the decoder
-
-
 class AwdLstm(nn.Module):
     """AWD-LSTM (Merity et al. 2018): an embedding and LSTM layers, the last as wide as the embedding.
 
@@ -171,10 +160,10 @@ class AwdLstm(nn.Module):
     """
 
     def __init__(
-        self, words: int, size: int = 400, hidden: int = 1152, layers: int = 3, drop: DropoutRates | None = None
+        self, words: int, size: int = 400, hidden: int = 1152, layers: int = 3, drop: DropoutRates = NO_DROPOUT
     ):
         super().__init__()
-        self.width, self.drop = size, drop or DropoutRates()
+        self.width, self.drop = size, drop
         self.encoder = nn.Embedding(words, size, padding_idx=PAD)
         nn.init.uniform_(self.encoder.weight, -0.1, 0.1)
         sizes = [size, *[hidden] * (layers - 1), size]

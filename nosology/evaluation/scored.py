@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from scipy import sparse
 
 from nosology.core import SYSTEMS, Code, ConfigError, DataError
 from nosology.core.label_space import LabelSpace
+from nosology.core.parallel import cores
 
 BLOCK_CELLS = 1 << 23  # 32 MiB of float32: large enough for fast sorts, small compared to all scores
 MAX_THREADS = 8
@@ -127,7 +127,7 @@ class Scored:
 
 def _in_threads(one: Callable[[int], T], starts: range) -> list[T]:
     # numpy sorts and searches release the interpreter lock, so threads run in parallel.
-    with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(min(MAX_THREADS, cores())) as pool:
         return list(pool.map(one, starts))
 
 

@@ -252,4 +252,5 @@ FEDERATED_KINDS: dict[Any, type[FederatedRecipe]] = {
 def read_federated_recipe(values: Any) -> FederatedRecipe:
     """The recipe of plain values, as `model_dump` returns them; pydantic's ValidationError for anything else."""
     kind = values.get("kind") if isinstance(values, dict) else None
-    return FEDERATED_KINDS.get(kind, FederatedHeadsRecipe).model_validate(values)
+    settings = FEDERATED_KINDS.get(kind) if isinstance(kind, str) else None
+    return (settings or FederatedHeadsRecipe).model_validate(values)

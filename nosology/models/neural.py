@@ -325,7 +325,6 @@ class NeuralModel(Calibrated[NetT], Generic[NetT, SettingsT, TokenizerT]):
         """Writes model.json and model.safetensors."""
         tensors, tied = _distinct(self.net.state_dict())
         config = {
-            "kind": self.kind,
             "codes": self.labels.to_json(),
             "reader": self.tokenizer.to_json(),
             "shape": self.settings.model_dump(mode="json"),

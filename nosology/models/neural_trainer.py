@@ -38,7 +38,7 @@ from nosology.text.tokens import words_of
 from nosology.training.calibration import EXCLUDED_LOGIT
 from nosology.training.checkpoint import read_tensors, write_tensors
 from nosology.training.data_loader import Batch, pad_notes
-from nosology.training.examples import Examples, codes_in_labels, codes_in_systems, label_space
+from nosology.training.examples import Examples, codes_in_labels, codes_in_systems, label_space, validation_rows
 from nosology.training.label_sampling import label_targets, sample_labels
 from nosology.training.recipe_settings import LabelSettings, NeuralRecipe, WordRecipe
 from nosology.training.run_folder import REFIT, WORD_VECTORS, run_fingerprint
@@ -74,11 +74,10 @@ class TokenizedNotes:
         """The number of notes of each label (L,)."""
         return column_sums(self.gold).astype(np.int64)
 
-    def part(self, size: int, seed: int) -> TokenizedNotes:
-        """At most `size` of the notes, sampled at random."""
-        if len(self.encodings) <= size:
-            return self
-        rows = np.sort(np.random.default_rng(seed).choice(len(self.encodings), size, replace=False))
+    def subset(self, rows: np.ndarray) -> TokenizedNotes:
+        """The notes at `rows`."""
+        if np.array_equal(rows, np.arange(len(self.encodings))):
+            return self  # of word nets the notes are not in memory
         encodings, codes = [self.encodings[int(row)] for row in rows], [self.codes[row] for row in rows]
         return TokenizedNotes(encodings, codes, self.gold[rows], self.versions[rows])
 
@@ -188,7 +187,9 @@ class LabelBatches:
         # A note coded in another ICD version is neither positive nor negative for the codes to learn.
         used = np.flatnonzero((lengths > 0) & ((notes.versions & np.bitwise_or.reduce(versions)) > 0))
         if not len(used):
-            raise DataError("the training notes have no word: nothing can be learned from them")
+            raise DataError(
+                "nothing can be learned from the train notes: they have no word, or only codes of another ICD version"
+            )
         return LabelBatches(notes, targets, used, lengths[used])
 
     @property
@@ -228,7 +229,7 @@ def fit_labels(
 ) -> TrainingResult:
     """The result of training the net of the model on the notes; run_fingerprint: of recipe and notes."""
     batches = LabelBatches.of(notes, targets, label_versions(model.labels))
-    validation = dev and dev.part(recipe.training.validation_notes or len(dev.encodings), recipe.seed)
+    validation = dev and dev.subset(validation_rows(len(dev.encodings), recipe.training.validation_notes, recipe.seed))
     fitted = fit(
         TrainingRun(
             model.net,

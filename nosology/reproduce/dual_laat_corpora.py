@@ -6,7 +6,6 @@ Coders are trained with all codes. A code is frequent if 10 notes or more of its
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,9 @@ import numpy as np
 
 from nosology.core import SPLITS, ConfigError, DataError
 from nosology.core.label_space import ICD10, SYSTEM_VERSION
-from nosology.corpora.corpus import Corpus, write_corpus
+from nosology.corpora.corpus import Corpus
 from nosology.evaluation.measure import CodeSet
-from nosology.reproduce.runner import Task
+from nosology.reproduce.runner import Task, part_with_codes
 
 MIMIC3, MIMIC4_ICD9, MIMIC4_ICD10 = ROLES = ("mimic3-icd9", "mimic4-icd9", "mimic4-icd10")
 TITLES = dict(zip(ROLES, ("MIMIC-III ICD-9", "MIMIC-IV ICD-9", "MIMIC-IV ICD-10")))
@@ -48,15 +47,8 @@ def by_role(corpora: Sequence[Corpus], mimic3: str) -> dict[str, Corpus]:
 
 def with_frequent_codes(corpus: Corpus, out: Path) -> Corpus:
     """The corpus with its frequent codes only, as in Edin et al. (2023); notes without one are left out."""
-    if not out.exists():
-        codes = CodeSet.of("frequent", (note.codes for note in corpus.notes(text=False))).codes
-        narrowed = (
-            replace(note, codes=tuple(code for code in note.codes if code in codes), evidence=())
-            for note in corpus.notes()
-        )
-        notes = (note for note in narrowed if note.codes)
-        write_corpus(notes, out, source=corpus.manifest["source"], filters=corpus.manifest["filters"], counts={})
-    return Corpus.open(out)
+    codes = CodeSet.of("frequent", (note.codes for note in corpus.notes(text=False))).codes
+    return part_with_codes(corpus, codes, out)
 
 
 def run_statistics(task: Task) -> dict[str, Any]:

@@ -277,7 +277,7 @@ def run(task: Task) -> dict[str, Any]:
 
 
 def _size(model: Any) -> dict[str, float]:
-    """Millions of parameters of a neural model; for DualLAAT also how many it has with the paper's vocabulary."""
+    """The size of a neural model: `millions` of parameters; of DualLAAT also the parameters with the paper's words."""
     parameters = sum(weight.numel() for weight in model.net.parameters())
     sizes: dict[str, float] = {"millions": parameters / 1e6}
     if model.kind == "dual_laat":

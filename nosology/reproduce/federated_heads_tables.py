@@ -196,7 +196,7 @@ def _recipe(study: FederatedHeadsStudy, embedder: str, head: str) -> FederatedHe
 def _files(recipe: FederatedHeadsRecipe) -> str:
     """A hash of the files of an embedder that is a folder; empty for a name."""
     try:
-        return folder_fingerprint(recipe.embedder) or ""
+        return folder_fingerprint(recipe.embedder)
     except Exception:  # damaged files raise various exceptions
         return ""  # the runs report what is wrong
 

@@ -11,7 +11,6 @@ run_protocol      leakage
 
 from __future__ import annotations
 
-import csv
 from collections import Counter
 from itertools import islice
 from pathlib import Path
@@ -41,6 +40,7 @@ from nosology.reproduce.hmhan_leakage import metrics_of, protocol_metrics
 from nosology.reproduce.predictions import save_predictions
 from nosology.reproduce.runner import Task, digest
 from nosology.text.tokens import words_of
+from nosology.training.curves import read_epoch_curves
 from nosology.training.examples import codes_in_labels, codes_in_systems, label_space
 from nosology.training.recipe_settings import LabelSettings
 from nosology.training.run_folder import CURVES
@@ -211,7 +211,8 @@ def run_curves(task: Task) -> dict[str, Any]:
         }
 
     _, result = trainer.train_net(0, np.arange(len(train_part)), folder / "net", validate)
-    curves = _read_curves(folder / "net" / CURVES)
+    shown = ("dev_loss", "train_accuracy", "dev_accuracy", "micro_f1")
+    curves = read_epoch_curves(folder / "net" / CURVES, shown)
     at_best = {name: values[result.best_epoch - 1] for name, values in curves.items()}
     return {"metrics": at_best | {"epochs": result.epochs, "best_epoch": result.best_epoch}, "curves": curves}
 
@@ -234,18 +235,6 @@ def _loss(model: Hmhan, dataset: ReportDataset, states: CachedStates | None) -> 
                 chosen = np.arange(start, min(start + _BATCH, len(rows)))
                 total += len(chosen) * float(net(batches.build(chosen, None).to(model.device)))
     return total / len(dataset)
-
-
-def _read_curves(path: Path) -> dict[str, list[float]]:
-    """The columns of a file of curves that figure 7 needs, one number per epoch."""
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    epochs = sorted({int(row["epoch"]) for row in rows})
-    steps = {epoch: [row for row in rows if int(row["epoch"]) == epoch] for epoch in epochs}
-    curves = {"train_loss": [fmean(float(row["loss"]) for row in steps[epoch]) for epoch in epochs]}
-    for name in ("dev_loss", "train_accuracy", "dev_accuracy", "micro_f1"):
-        curves[name] = [float(steps[epoch][-1][name]) for epoch in epochs]
-    return curves
 
 
 def run_protocol(task: Task) -> dict[str, Any]:

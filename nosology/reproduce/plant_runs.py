@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -29,6 +27,7 @@ from nosology.models.train import train
 from nosology.reproduce.predictions import save_predictions
 from nosology.reproduce.runner import Task, part_with_codes
 from nosology.text.tokens import words_of
+from nosology.training.curves import read_epoch_curves
 from nosology.training.examples import Examples, train_and_dev
 from nosology.training.run_folder import CURVES
 
@@ -119,17 +118,7 @@ def epoch_curves(bundle: Path) -> dict[str, list[float]]:
     """
     names = (CURVES, "curves_classifier_forward.csv", "curves_classifier_backward.csv")
     path = next((bundle / name for name in names if (bundle / name).exists()), None)
-    if path is None:
-        return {}
-    curves: dict[str, list[float]] = defaultdict(list)
-    losses: dict[int, list[float]] = defaultdict(list)
-    with path.open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            losses[int(row["epoch"])].append(float(row["loss"]))
-            for name in ("dev_loss", "p@15", "map"):
-                if row.get(name):  # the last step of an epoch has them
-                    curves[name].append(float(row[name]))
-    return dict(curves) | {"train_loss": [fmean(losses[epoch]) for epoch in sorted(losses)]}
+    return {} if path is None else read_epoch_curves(path, ("dev_loss", "p@15", "map"))
 
 
 def curve_metrics(curves: Mapping[str, Sequence[float]]) -> dict[str, float]:

@@ -29,7 +29,7 @@ from nosology.reproduce.result_tables import (
     missing,
     number,
 )
-from nosology.reproduce.runner import Results, read_json_or_none
+from nosology.reproduce.runner import Results, flatten, read_json_or_none
 
 SIMULATED = (
     "The notes are of a simulated hospital. These numbers do not replicate the paper's; they show whether the order of "
@@ -211,7 +211,7 @@ def _setting(call: StudyCall) -> str:
         counts = corpus.manifest["counts"]
         splits = ", ".join(f"{split} {notes:,}" for split, notes in counts["splits"].items())
         corpora.append((corpus.folder.name, f"{counts['notes']:,}", splits, corpus.hash[:12]))
-    settings = [(key, value) for key, value in _flat(call.settings)]
+    settings = [(key, _shown(value)) for key, value in flatten(call.settings)]
     return (
         f"<p><code>{escape(call.command)}</code></p>"
         + _plain_table(("corpus", "notes", "of which", "hash"), corpora)
@@ -219,10 +219,8 @@ def _setting(call: StudyCall) -> str:
     )
 
 
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:
-    for key, value in settings.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-            yield f"{prefix}{key}", text if value != {} else "none"
+def _shown(value: Any) -> str:
+    """A setting as text."""
+    if value == {}:
+        return "none"
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -28,6 +28,7 @@ from pydantic import Field, field_validator, model_validator
 from nosology.config import load_recipe
 from nosology.core import SPLITS, SYSTEMS, Code, ConfigError, DataError, Note
 from nosology.core.files import json_sha256, write_json
+from nosology.core.parallel import cores
 from nosology.core.settings import Settings
 from nosology.corpora.corpus import Corpus, write_corpus
 from nosology.corpora.simulate import simulate_notes
@@ -70,19 +71,19 @@ class StudySettings(Settings):
 
     def load(self, name: str, *settings: str) -> Recipe:
         """The recipe of a name with this study's changes and then the settings of a run."""
-        changes = list(_flat(self.recipe.get(load_recipe(name).kind, {})))
-        for key in {change.partition("=")[0] for change in changes} & {item.partition("=")[0] for item in settings}:
+        changes = dict(flatten(self.recipe.get(load_recipe(name).kind, {})))
+        for key in changes.keys() & {item.partition("=")[0] for item in settings}:
             raise ConfigError(f"{key} must not be set: the table sets it")
-        return load_recipe(name, [*changes, *settings])
+        return load_recipe(name, [*(f"{key}={json.dumps(value)}" for key, value in changes.items()), *settings])
 
 
-def _flat(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[str]:
-    """`section.key=value` for each value of nested tables."""
+def flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """`section.key` and value of each value of nested tables; an empty table is a value."""
     for key, value in table.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, (*path, key))
+        if isinstance(value, Mapping) and value:
+            yield from flatten(value, f"{prefix}{key}.")
         else:
-            yield f"{'.'.join((*path, key))}={json.dumps(value)}"
+            yield f"{prefix}{key}", value
 
 
 @dataclass(frozen=True)
@@ -209,7 +210,7 @@ class Runner:
         recipe, corpora = run.recipe.model_dump(mode="json"), [str(corpus.folder.resolve()) for corpus in run.corpora]
         paths = [str(path.resolve()) for path in (self.out / "work" / run.key, self.cache, result, failure, log)]
         task = Task(run.function, recipe, corpora, dict(run.options), *paths, keep_bundles=self.keep_bundles)
-        threads = str(max(1, (os.cpu_count() or 1) // self.jobs))  # more threads than cores slow each other down
+        threads = str(max(1, cores() // self.jobs))  # more threads than cores slow each other down
         environment = {"OMP_NUM_THREADS": threads} | os.environ
         log.write_bytes(b"")
         while idle and not idle[-1].is_alive():

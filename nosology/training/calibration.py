@@ -160,7 +160,7 @@ class ScoreCalibration:
         gold: 0/1 (B, L). notes: (L,) training notes of each code. If there are more than `max_cells` cells, evenly
         spaced notes are used. Without a true cell only the prior counts.
         """
-        step = -(-scores.size // max_cells)
+        step = max(1, -(-scores.size // max_cells))
         scores = scores[::step]
         target = sparse.csr_matrix(gold[::step]).toarray().astype(bool).ravel()
         s, log_notes = scores.ravel(), np.broadcast_to(np.log(notes), scores.shape).ravel()

@@ -5,8 +5,11 @@ from __future__ import annotations
 import csv
 import os
 import re
+from collections import defaultdict
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from nosology.core import DataError, OutputError
@@ -14,6 +17,22 @@ from nosology.core.files import atomic_file
 from nosology.training.run_folder import CURVES, EVENTS
 
 COLUMNS = ("step", "epoch", "loss", "learning_rate", "notes_per_second")  # followed by the metrics on the dev notes
+
+
+def read_epoch_curves(path: Path, metrics: Sequence[str]) -> dict[str, list[float]]:
+    """`train_loss` and those of the metrics that a file of curves has, one number per epoch.
+
+    The loss is the mean over the steps of the epoch; its last step has the metrics.
+    """
+    curves: dict[str, list[float]] = defaultdict(list)
+    losses: dict[int, list[float]] = defaultdict(list)
+    with path.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            losses[int(row["epoch"])].append(float(row["loss"]))
+            for name in metrics:
+                if row.get(name):
+                    curves[name].append(float(row[name]))
+    return {"train_loss": [fmean(losses[epoch]) for epoch in sorted(losses)]} | curves
 
 
 class TrainingCurves:

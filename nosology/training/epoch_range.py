@@ -19,7 +19,7 @@ from nosology.training.data_loader import BatchLoader, MakeBatch, PrepareStep, S
 from nosology.training.inference import uses_bf16
 from nosology.training.losses import Penalty
 from nosology.training.recipe_settings import TrainerSettings, resolve_schedule
-from nosology.training.trainer import ParameterGroup, seed_device
+from nosology.training.trainer import ParameterGroup, seed_device, unfreeze
 
 
 def train_epoch_range(
@@ -63,7 +63,7 @@ def train_epoch_range(
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
     net.eval()
-    _freeze(parameter_groups, settings.epochs)
+    unfreeze(parameter_groups)
     if not torch.isfinite(total):
         raise ConfigError(f"the loss is not finite: training.learning_rate must be lower; got {settings.learning_rate}")
     return float(total) / max(1, notes)

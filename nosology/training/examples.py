@@ -155,3 +155,10 @@ def codes_in_labels(
         return codes_in_systems(settings, codes)
     known = set(labels.codes)
     return [tuple(code for code in note if code in known) for note in codes]
+
+
+def validation_rows(notes: int, size: int, seed: int) -> np.ndarray:
+    """The rows of the dev notes that are scored after each epoch: `size` of the notes, at random; size 0: all."""
+    if not size or notes <= size:
+        return np.arange(notes)
+    return np.sort(np.random.default_rng(seed).choice(notes, size, replace=False))

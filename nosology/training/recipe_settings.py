@@ -12,6 +12,7 @@ from nosology.core.parallel import cores
 from nosology.core.settings import Settings
 from nosology.evaluation.decision import DecisionSettings
 
+FULL_SIZE_NOTES = 5000  # train notes from which word nets of full size are better
 _WORD2VEC_NOTES = 20_000  # notes, counted over all epochs, that word2vec needs to separate words
 _DEFAULT_STEPS = 3000  # without a number of epochs: about this many steps,
 _MIN_EPOCHS, _MAX_EPOCHS = 10, 60  # within these bounds

@@ -375,12 +375,17 @@ class Trainer:
     def close(self) -> None:
         """Closes curves and progress display, and frees the CUDA graphs."""
         self._graph_step = self._module = None
-        for group in self.parameter_groups:
-            for parameter in group.parameters:
-                parameter.requires_grad_(True)
+        unfreeze(self.parameter_groups)
         self.progress.close()
         if self.curves:
             self.curves.close()
+
+
+def unfreeze(groups: Sequence[ParameterGroup]) -> None:
+    """Makes the parameters of all groups trainable."""
+    for group in groups:
+        for parameter in group.parameters:
+            parameter.requires_grad_(True)
 
 
 def make_batch_plan(

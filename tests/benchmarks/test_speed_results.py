@@ -27,3 +27,24 @@ def test_evaluations_of_other_sizes_settings_and_devices_have_other_names():
         entry("caml", sizes, [], "x86_64"),
     ]
     assert len({*others, entry("caml", sizes, [], "NVIDIA H200")}) == 6
+
+
+def test_models_of_embedding_keep_the_rows_of_others_of_the_same_device(tmp_path):
+    write, file = runpy.run_path(str(SPEED / "embedding.py"))["write"], tmp_path / "results.json"
+    card, cpu = {"device": "NVIDIA H200", "pack_tokens": 65_536}, {"ratio": 1.1}
+    write(file, "cpu", cpu)
+    write(file, "gpu", card | {"rows": {"a": 1, "b": 2}, "distance": {"a": 0.1}})
+    write(file, "gpu", card | {"rows": {"b": 3}, "distance": {"b": 0.2}})
+    measured = {"cpu": cpu, "gpu": card | {"rows": {"a": 1, "b": 3}, "distance": {"a": 0.1, "b": 0.2}}}
+    assert json.loads(file.read_text()) == measured
+    other = {"device": "NVIDIA A100", "pack_tokens": 65_536, "rows": {"b": 4}, "distance": {"b": 0.3}}
+    write(file, "gpu", other)
+    assert json.loads(file.read_text()) == {"cpu": cpu, "gpu": other}
+
+
+def test_small_and_large_stages_of_plant_do_not_mix(tmp_path):
+    write, file = runpy.run_path(str(SPEED / "plant.py"))["write"], tmp_path / "results.json"
+    for name, small in (("ranker", True), ("ranker", False), ("language", True)):
+        write(file, name, {"ms": 1.0}, small)
+    [(small, rows), (large, _)] = sorted(json.loads(file.read_text()).items(), key=lambda item: -len(item[1]["rows"]))
+    assert small == f"{large}, small" and list(rows["rows"]) == ["ranker", "language"]

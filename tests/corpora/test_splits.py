@@ -288,6 +288,13 @@ def test_min_notes_keeps_only_codes_with_enough_notes_for_each_site(tmp_path):
         site_corpus(tmp_path / "in", tmp_path / "none", 7, min_notes=100)
 
 
+@pytest.mark.parametrize("min_notes", [0, 3])
+def test_sites_of_a_corpus_without_notes_raise(tmp_path, min_notes):
+    write_corpus([], tmp_path / "in", source={}, filters=[], counts={})
+    with pytest.raises(ConfigError, match=r"the corpus .*in has no notes"):
+        site_corpus(tmp_path / "in", tmp_path / "out", 2, min_notes=min_notes)
+
+
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [

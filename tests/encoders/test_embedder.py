@@ -246,10 +246,8 @@ def test_key_depends_on_content_and_settings_not_on_path(folders, tmp_path):
     assert len({key, *others}) == len(others) + 1
 
 
-def test_known_embedders_have_the_dimensions_of_xu_and_dray():
-    six = {name: known for name, known in KNOWN_EMBEDDERS.items() if name != "minilm"}
-    assert [known.dim for known in six.values()] == [1024, 1536, 768, 1024, 768, 768]
-    assert all(known.window == 8192 for known in six.values())
+def test_known_embedders_read_as_many_tokens_as_those_of_xu_and_dray():
+    assert all(known.window == 8192 for name, known in KNOWN_EMBEDDERS.items() if name != "minilm")
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,8 @@ def test_padded_batch_is_zero_at_padding(tmp_path):
     assert batch.shape == (3, 8, 4) and not batch[0, 7:].any() and not batch[1].any() and not batch[2, 1:].any()
     assert len(cached.padded_batch(np.array([1, 3, 2]), 8).states) == 7 + 0 + 1 + 1  # copied without padding
     assert cached.means()[0].tolist() == [31.5] * 4 and not cached.means()[3].any()
+    some = cached.subset(np.array([2, 0]))
+    assert len(some) == 2 and np.array_equal(some[1], cached[0])
 
 
 @pytest.mark.parametrize("name", [STATES, INDEX_FILE])

@@ -165,7 +165,7 @@ def test_save_and_load_keep_tied_weights(model, tmp_path):
     model.save(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"model.json", "model.safetensors"}
     described = json.loads((tmp_path / "model.json").read_text())
-    assert described["kind"] == "count" and described["tied"] == {"same.weight": "table.weight"}
+    assert described["tied"] == {"same.weight": "table.weight"}
     loaded = Count.load(tmp_path, device="cpu")
     assert loaded.net.same.weight is loaded.net.table.weight
     assert np.array_equal(loaded.probabilities(as_notes(["pain heart"])), model.probabilities(as_notes(["pain heart"])))

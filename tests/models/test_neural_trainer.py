@@ -15,6 +15,7 @@ from nosology.config import load_recipe
 from nosology.core import Code, ConfigError, DataError, Note, OutputError
 from nosology.core.label_space import ICD9, ICD10, LabelSpace
 from nosology.corpora.corpus import Corpus, write_corpus
+from nosology.encoders.tokenizers import TokenIds
 from nosology.evaluation.measure import measure
 from nosology.models import neural_trainer as neural
 from nosology.models import train as trainer
@@ -347,3 +348,11 @@ def test_dev_notes_may_have_unknown_codes(tmp_path):
     corpus = write_corpus(notes, tmp_path / "corpus", source={}, filters=[], counts={})
     bundle = train(recipe("caml", "training.epochs=1"), [corpus], tmp_path / "bundle")
     assert bundle.provenance["found"]["dev_codes"] == 0
+
+
+def test_notes_of_another_icd_version_alone_cannot_be_learned_from():
+    gold = sparse.csr_matrix((2, 1), dtype=np.int8)
+    labels = LabelSpace([Code("icd10cm", "I50.9")])
+    notes = neural.TokenizedNotes([TokenIds(np.array([2, 3]))] * 2, [(), ()], gold, np.array([ICD9, ICD9]))
+    with pytest.raises(DataError, match="they have no word, or only codes of another ICD version"):
+        neural.LabelBatches.of(notes, Targets.of(labels), np.array([ICD10]))

@@ -48,10 +48,11 @@ def test_probability_equals_its_formula():
     assert calibration[0] == pytest.approx([expit(-1 + 0.6), expit(-1 - 0.4 + 0.5 * log - 0.05 * log)])
 
 
+@pytest.mark.parametrize("rows", [0, 50])
 @pytest.mark.parametrize("notes", [[1, 1], [3, 400]])
-def test_without_a_true_cell_only_the_prior_counts(notes):
+def test_without_a_true_cell_only_the_prior_counts(notes, rows):
     notes = np.array(notes)
-    calibration = ScoreCalibration.fit(np.full((50, 2), -0.7), sparse.csr_matrix((50, 2)), notes)
+    calibration = ScoreCalibration.fit(np.full((rows, 2), -0.7), sparse.csr_matrix((rows, 2)), notes)
     assert calibration(np.array([[0.0, 0.0]]), notes)[0] == pytest.approx([0.5, 0.5], abs=1e-3)
     assert calibration(np.array([[1.0, -1.0]]), notes)[0] == pytest.approx([0.9, 0.1], abs=1e-2)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from nosology.config import load_recipe
@@ -12,7 +13,14 @@ from nosology.core.label_space import LabelSpace
 from nosology.corpora.corpus import write_corpus
 from nosology.evaluation.measure import measure
 from nosology.models.train import train
-from nosology.training.examples import Examples, codes_in_labels, label_space, train_and_dev, union
+from nosology.training.examples import (
+    Examples,
+    codes_in_labels,
+    label_space,
+    train_and_dev,
+    union,
+    validation_rows,
+)
 from nosology.training.recipe_settings import LabelSettings
 from tests.conftest import small_notes
 
@@ -127,3 +135,11 @@ def test_the_hash_depends_on_which_notes_are_selected(small_corpus):
     halves = [Examples([small_corpus], lambda note, odd=odd: int(note.id[1:]) % 2 == odd) for odd in (0, 1)]
     assert len(halves[0]) == len(halves[1]) and halves[0].hash != halves[1].hash
     assert Examples([small_corpus], halves[0].keep).hash == halves[0].hash
+
+
+def test_validation_rows_are_sampled_without_repetition():
+    rows = validation_rows(50, 7, seed=1)
+    assert len(rows) == 7 and (np.diff(rows) > 0).all() and rows[-1] < 50
+    assert np.array_equal(rows, validation_rows(50, 7, seed=1)) and not np.array_equal(rows, validation_rows(50, 7, 2))
+    for size in (0, 50, 51):
+        assert validation_rows(50, size, seed=1).tolist() == list(range(50))

@@ -204,7 +204,7 @@ class HmhanLearner(FederatedLearner[HmhanSite, SharedReports]):
         model = self._trainer(setup).model
         load_shared_weights(model.net, weights)
         model.net.eval()
-        model.calibration, model.precision = calibration, self.recipe.training.precision
+        model.calibration = calibration
         return model
 
     def _trainer(self, setup: FederationSetup) -> HmhanEnsembleTrainer:

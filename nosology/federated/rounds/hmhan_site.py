@@ -164,7 +164,7 @@ class HmhanSite:
         """The model with these weights on the device."""
         if self.labels is None or self.inputs is None:
             raise DataError(f"site {self.name} has no labels and no columns yet")
-        key = (recipe.model, recipe.columns, recipe.loss)
+        key = (recipe.model, recipe.columns, recipe.loss, recipe.training.precision)
         if self._built is None or self._built[0] != key:
             trainer = report_trainer(recipe, self.labels, self.inputs, self.tokenizer, self.encoder, self.cache)
             self._built, self._datasets = (key, trainer), {}

@@ -7,9 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from nosology.core.settings import Settings
-from nosology.training.recipe_settings import WordRecipe
-
-_MANY = 5000  # train notes from which a model of full size is better
+from nosology.training.recipe_settings import FULL_SIZE_NOTES, WordRecipe
 
 
 class DualLaatSettings(Settings):
@@ -32,7 +30,7 @@ class DualLaatSettings(Settings):
     def resolved(self, notes: int) -> DualLaatSettings:
         """These settings with the sizes for this number of train notes in place of 0."""
         full = 512 if self.encoder == "gru" else 256
-        small = notes < _MANY
+        small = notes < FULL_SIZE_NOTES
         sizes = {"width": self.width or (64 if small else full), "labels": self.labels or (512 if small else 8192)}
         return self.model_copy(update=sizes)
 

@@ -78,12 +78,11 @@ class Heads(Calibrated):
         return logits
 
     def evidence(self, note: Note, labels: Sequence[int], limit: int = 5) -> list[list[EvidenceSpan]]:
-        """For each label, the sentences whose removal lowers the probability of its code most, strongest first."""
+        """For each label, the sentences whose removal lowers the logit of its code most, strongest first."""
         return occlusion(note.text, self.logits, labels, limit)
 
     def save(self, folder: Path) -> None:
         described = {
-            "kind": self.kind,
             "codes": self.labels.to_json(),
             "embedder": self.settings.model_dump(mode="json"),
             "identity": self.identity,

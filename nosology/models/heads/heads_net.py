@@ -145,6 +145,10 @@ class CodedVectors:
     vectors: np.ndarray
     codes: list[tuple[Code, ...]]
 
+    def subset(self, rows: np.ndarray) -> CodedVectors:
+        """Those of the notes at `rows`."""
+        return CodedVectors(self.vectors[rows], [self.codes[row] for row in rows])
+
 
 @dataclass(frozen=True)
 class VectorNotes:

@@ -59,5 +59,6 @@ class HeadsRecipe(NeuralRecipe):
         warmup=0,
         schedule="cosine",
         precision="fp32",
+        validation_notes=0,
         micro_batches=1,  # batch normalization needs the whole batch
     )

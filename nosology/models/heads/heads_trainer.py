@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from nosology.core.label_space import column_sums
+from nosology.core.label_space import LabelSpace, column_sums
 from nosology.encoders.embedder import Embedder
 from nosology.encoders.embedding_cache import EmbeddingCache
 from nosology.evaluation import brief
@@ -18,7 +18,7 @@ from nosology.models.heads.heads_model import Heads
 from nosology.models.heads.heads_net import CodedVectors, build_head, draw_dropout_seed, make_vector_notes
 from nosology.models.heads.heads_settings import HeadsRecipe
 from nosology.models.train import CalibratedTrainer, Fit
-from nosology.training.examples import Examples, codes_in_systems, label_space
+from nosology.training.examples import Examples, codes_in_labels, label_space, validation_rows
 from nosology.training.run_folder import REFIT, VECTORS, run_fingerprint
 from nosology.training.trainer import TrainingResult, TrainingRun, fit
 
@@ -33,38 +33,47 @@ class HeadsTrainer(CalibratedTrainer[HeadsRecipe, Heads]):
 
     def fit(self, train_notes: Examples, dev_notes: Examples) -> Fit[Heads]:
         """A model trained on train notes; the best epoch is chosen on dev notes."""
-        train, dev = (self._embed(notes) for notes in (train_notes, dev_notes))
+        labels = label_space(self.recipe.labels, train_notes.codes)
+        train, dev = (self._embed(notes, labels) for notes in (train_notes, dev_notes))
         key = run_fingerprint(self.recipe, train_notes, dev_notes)
-        model, fitted = _fitted(self.recipe, self.embedder, train, dev, self.folder, key)
+        model, fitted = _fitted(self.recipe, self.embedder, labels, train, dev, self.folder, key)
         report = asdict(fitted) | {"shape": model.net.shape.model_dump()}
-        gold = model.labels.encode(dev.codes)
+        gold = labels.encode(dev.codes)
         return Fit(model, model.logits_of(dev.vectors), gold, dev.codes, report, choice=fitted.best_epoch)
 
     def refit(self, notes: Examples, fitted: Fit[Heads]) -> Heads:
         """A model trained on all notes for as many epochs as were best."""
         recipe = self.recipe.stop_after(fitted.choice)
-        key = run_fingerprint(recipe, notes)
-        return _fitted(recipe, self.embedder, self._embed(notes), None, self.folder / REFIT, key)[0]
+        key, labels = run_fingerprint(recipe, notes), label_space(recipe.labels, notes.codes)
+        vectors = self._embed(notes, labels)
+        return _fitted(recipe, self.embedder, labels, vectors, None, self.folder / REFIT, key)[0]
 
-    def _embed(self, examples: Examples) -> CodedVectors:
+    def _embed(self, examples: Examples, labels: LabelSpace) -> CodedVectors:
+        """The vectors of notes, with the codes that a model of these labels is evaluated on."""
         vectors = self.cache.vectors(examples.texts(), lambda: self.embedder)
-        return CodedVectors(vectors, codes_in_systems(self.recipe.labels, examples.codes))
+        return CodedVectors(vectors, codes_in_labels(self.recipe.labels, labels, examples.codes))
 
 
 def _fitted(
-    recipe: HeadsRecipe, embedder: Embedder, train: CodedVectors, dev: CodedVectors | None, folder: Path, key: str
+    recipe: HeadsRecipe,
+    embedder: Embedder,
+    labels: LabelSpace,
+    train: CodedVectors,
+    dev: CodedVectors | None,
+    folder: Path,
+    key: str,
 ) -> tuple[Heads, TrainingResult]:
     """The model trained on these notes, and the result of the training loop. key: fingerprint of the run."""
-    labels = label_space(recipe.labels, train.codes)
     scaler = FeatureStatistics.of(train.vectors).scaler()
     net = build_head(recipe.model, embedder.dim, len(labels), recipe.seed)
     counts = column_sums(labels.encode(train.codes))
     model = Heads(labels, counts, recipe.embedder, embedder.identity, scaler, net)
     notes = make_vector_notes(train.vectors, train.codes, scaler, labels)
+    validation = dev and dev.subset(validation_rows(len(dev.codes), recipe.training.validation_notes, recipe.seed))
 
     def validate(_: nn.Module) -> dict[str, float]:
-        assert dev is not None
-        return brief(labels, dev.codes, model.to_probabilities(model.logits_of(dev.vectors)))
+        assert validation is not None
+        return brief(labels, validation.codes, model.to_probabilities(model.logits_of(validation.vectors)))
 
     run = TrainingRun(
         net,

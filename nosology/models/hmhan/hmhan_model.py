@@ -22,7 +22,7 @@ from nosology.models.hmhan.code_groups import CodeCategories, CodeCombinations
 from nosology.models.hmhan.hmhan_net import HmhanEnsemble, HmhanNet, ReportBatch, SyntheticBatch
 from nosology.models.hmhan.hmhan_settings import HmhanSettings, LossSettings
 from nosology.models.hmhan.report_features import EncodedReport, MetadataColumns
-from nosology.models.neural import EXCLUDED_LOGIT, C, ChosenEvidence, NeuralModel, evaluating
+from nosology.models.neural import EXCLUDED_LOGIT, C, ChosenEvidence, NeuralModel
 from nosology.training.data_loader import pad_notes
 from nosology.training.inference import by_length
 
@@ -107,8 +107,7 @@ class Hmhan(NeuralModel):
         labels = None if columns is None else torch.tensor(columns, dtype=torch.int64)
         lengths = np.array([len(encoding.ids) for encoding in encodings], dtype=np.int64)
         gpu = self.device.type == "cuda"
-        half = gpu or torch.is_autocast_enabled("cpu")
-        with evaluating(self.net), torch.autocast(self.device.type, torch.bfloat16, enabled=half):
+        with self.inference():
             for rows in by_length(lengths, _BATCH_TOKENS["cuda" if gpu else "cpu"], _BATCH_NOTES):
                 batch = collate_reports([encodings[row] for row in rows], labels=labels)
                 if cached_states is not None:
@@ -153,7 +152,7 @@ class Hmhan(NeuralModel):
         report = self.tokenize(note)
         if not len(report) or not len(labels):
             return _no_weights(labels)
-        with evaluating(self.net):
+        with self.inference():
             weights = weigh(collate_reports([report]).to(self.device))[0, :, : len(report)].float().cpu().numpy()
         return by_word(report, weights)
 

@@ -124,5 +124,11 @@ class HmhanRecipe(NeuralRecipe):
     # With decision.threshold = "global": half of the best F1 if that is nearly as good; False: the one with the best F1
     stable_threshold: bool = True
     training: TrainerSettings = TrainerSettings(
-        epochs=30, batch=32, learning_rate=5e-5, weight_decay=1e-4, patience=5, monitor="micro_f1"
+        epochs=30,
+        batch=32,
+        learning_rate=5e-5,
+        weight_decay=1e-4,
+        patience=5,
+        monitor="micro_f1",
+        validation_notes=0,
     )

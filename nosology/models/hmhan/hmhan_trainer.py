@@ -43,7 +43,7 @@ from nosology.models.hmhan.report_batches import (
 from nosology.models.hmhan.report_features import MetadataColumns
 from nosology.models.neural import EXCLUDED_LOGIT
 from nosology.models.train import CoderTrainer, TrainedCoder
-from nosology.training.examples import Examples, codes_in_systems, label_space, union
+from nosology.training.examples import Examples, codes_in_systems, label_space, union, validation_rows
 from nosology.training.losses import class_weights, log_odds_shift
 from nosology.training.run_folder import REFIT, STATES, run_fingerprint
 from nosology.training.trainer import ParameterGroup, TrainingResult, TrainingRun, fit, launch_fabric
@@ -93,8 +93,9 @@ class HmhanEnsembleTrainer:
         columns: MetadataColumns,
     ) -> Hmhan:
         """A model without nets for train notes."""
-        counts = np.zeros(len(labels), np.int64)
-        return Hmhan(labels, counts, tokenizer, HmhanEnsemble([]), recipe.model, columns=columns)
+        counts, precision = np.zeros(len(labels), np.int64), recipe.training.precision
+        shared = labels, counts, tokenizer, HmhanEnsemble([]), recipe.model
+        return Hmhan(*shared, precision=precision, columns=columns)
 
     def mix(self, logits: np.ndarray, offsets: np.ndarray | None, held_out: ReportDataset) -> np.ndarray:
         """The logits (B, L) of the nets and of the offsets together, for held-out reports with these offsets."""
@@ -261,11 +262,14 @@ class HmhanTrainer(CoderTrainer[RecipeT], Generic[RecipeT]):
         dev = ReportDataset.from_notes(list(dev_notes.notes()), recipe, trainer.model)
         rows = np.arange(len(trainer.train))
         states = None if trainer.cached_states is None else trainer.encode(dev)
-        validate = partial(dev_metrics, dev=dev, cached_states=states)
+        scored = validation_rows(len(dev), recipe.training.validation_notes, recipe.seed)
+        dev_states = None if states is None else states.subset(scored)
+        validate = partial(dev_metrics, dev=dev.subset(scored), cached_states=dev_states)
         trained = [trainer.train_net(i, rows, folder / f"net_{i}", validate) for i in range(recipe.model.ensemble_size)]
         model = trainer.model
         model.net = HmhanEnsemble([net for net, _ in trained])
-        logits = trainer.mix(model.logits_of(dev.reports), trainer.held_out_offsets(dev), dev)
+        logits = model.logits_of(dev.reports, cached_states=states)
+        logits = trainer.mix(logits, trainer.held_out_offsets(dev), dev)
         model, decision = tune_on_held_out(recipe, model, logits, dev, trainer.train.gold)
         report = _report(trainer, [result for _, result in trained], dev)
         if refit:
@@ -295,6 +299,7 @@ class HmhanTrainer(CoderTrainer[RecipeT], Generic[RecipeT]):
 def train_cross_fitted(trainer: HmhanEnsembleTrainer) -> TrainedCoder:
     """The coder whose nets have each left out one fold, tuned on the scores of the left-out folds."""
     recipe, model, train, offsets = trainer.recipe, trainer.model, trainer.train, trainer.offsets
+    states = trainer.cached_states
     fold = assign_folds(train, recipe.model.ensemble_size, recipe.seed)
     logits = np.full((len(train), len(model.labels)), EXCLUDED_LOGIT, dtype=np.float32)
     nets, results = [], []
@@ -303,7 +308,9 @@ def train_cross_fitted(trainer: HmhanEnsembleTrainer) -> TrainedCoder:
         rows = np.flatnonzero(fold == number)
         one = replace(model, net=HmhanEnsemble([net]))
         logits[rows] = one.logits_of(
-            [train.reports[row] for row in rows], offset=None if offsets is None else offsets[rows]
+            [train.reports[row] for row in rows],
+            cached_states=None if states is None else states.subset(rows),
+            offset=None if offsets is None else offsets[rows],
         )
         nets.append(net)
         results.append(result)

@@ -7,9 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from nosology.core.settings import Settings
-from nosology.training.recipe_settings import NeuralRecipe, TrainerSettings, WordRecipe
-
-_MANY = 5000  # train notes from which a model of full size is better
+from nosology.training.recipe_settings import FULL_SIZE_NOTES, NeuralRecipe, TrainerSettings, WordRecipe
 
 
 class LabelAttentionSettings(Settings):
@@ -30,7 +28,7 @@ class CamlSettings(LabelAttentionSettings):
 
     def resolved(self, notes: int) -> CamlSettings:
         """These settings with the sizes for this number of train notes in place of 0."""
-        return self.model_copy(update={"filters": self.filters or (64 if notes < _MANY else 256)})
+        return self.model_copy(update={"filters": self.filters or (64 if notes < FULL_SIZE_NOTES else 256)})
 
 
 class LaatSettings(LabelAttentionSettings):
@@ -41,7 +39,7 @@ class LaatSettings(LabelAttentionSettings):
 
     def resolved(self, notes: int) -> LaatSettings:
         """These settings with the sizes for this number of train notes in place of 0."""
-        hidden = self.hidden or (64 if notes < _MANY else 512)
+        hidden = self.hidden or (64 if notes < FULL_SIZE_NOTES else 512)
         return self.model_copy(update={"hidden": hidden, "projection": self.projection or 2 * hidden})
 
 

@@ -15,6 +15,7 @@ from nosology.models.laat.laat_model import Caml, Laat, PlmIcd, PlmIcdNet, WordE
 from nosology.models.laat.laat_settings import CamlRecipe, LaatRecipe, PlmIcdRecipe
 from nosology.models.neural import default_device
 from nosology.models.neural_trainer import NeuralTrainer, Targets, build_word_tokenizer, label_counts, label_rates
+from nosology.models.train import Fit
 from nosology.training.examples import Examples
 
 
@@ -49,6 +50,18 @@ def build_laat(
 
 class PlmIcdTrainer(NeuralTrainer[PlmIcdRecipe, PlmIcd]):
     """Fine-tunes a pretrained transformer."""
+
+    def fit(self, train_notes: Examples, dev_notes: Examples) -> Fit[PlmIcd]:
+        """A model trained on train notes; the best epoch is chosen on dev notes."""
+        fitted = super().fit(train_notes, dev_notes)
+        fitted.model.net.encoder.release_states()
+        return fitted
+
+    def refit(self, notes: Examples, fitted: Fit[PlmIcd]) -> PlmIcd:
+        """A model trained on all notes for as many epochs as were best."""
+        model = super().refit(notes, fitted)
+        model.net.encoder.release_states()
+        return model
 
     def build_model(self, labels: LabelSpace, examples: Examples) -> tuple[PlmIcd, Targets]:
         """A model with pretrained weights, and what it is trained to predict."""

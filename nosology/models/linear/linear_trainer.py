@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Annotated, Literal
@@ -13,6 +12,7 @@ from scipy import sparse
 
 from nosology.core import DataError
 from nosology.core.label_space import LabelSpace, column_sums
+from nosology.core.parallel import cores
 from nosology.core.progress import activity, progress
 from nosology.core.settings import Settings
 from nosology.models.linear.linear_model import Linear
@@ -135,7 +135,7 @@ def _fit_codes(
     vectors, positives = vectors.astype(np.float64), gold.tocsc()  # LIBLINEAR computes in float64
     true = [positives.indices[positives.indptr[column] : positives.indptr[column + 1]] for column in columns]
     # Threads would share LIBLINEAR's one random generator, and the weights would depend on their order.
-    workers = (os.cpu_count() or 1) if len(columns) * vectors.nnz > _MIN_PARALLEL else 1
+    workers = cores() if len(columns) * vectors.nnz > _MIN_PARALLEL else 1
     parts = [range(start, min(start + _PART, len(columns))) for start in range(0, len(columns), _PART)]
     with Parallel(n_jobs=workers, return_as="generator") as pool:
         work = delayed(_fit_part)

@@ -25,7 +25,7 @@ from nosology.attention.planted_attention import (
 )
 from nosology.core.label_space import LabelSpace
 from nosology.encoders.tokenizers import SPECIALS, WordTokenizer
-from nosology.encoders.word_encoders import AwdLstm, DropoutRates, locked_dropout
+from nosology.encoders.word_encoders import AwdLstm, locked_dropout
 from nosology.models.neural import LabelNet, NeuralModel
 from nosology.models.plant.cached_note_states import CachedNoteStates
 from nosology.models.plant.plant_settings import PlantSettings, RankerSettings
@@ -79,9 +79,7 @@ class PlantNet(LabelNet):
     ):
         super().__init__()
         self.settings, self.backward_reading = settings, backward
-        self.encoder = AwdLstm(
-            words, settings.size, settings.hidden, settings.layers, DropoutRates(**settings.drop.model_dump())
-        )
+        self.encoder = AwdLstm(words, settings.size, settings.hidden, settings.layers, settings.drop)
         self.ranker = Ranker(ranker, settings.size, words, labels) if settings.planted else None
         self.queries = nn.Parameter(0.1 * torch.randn(labels, settings.size))  # U
         independent = 0.1 * torch.randn(labels, settings.size)

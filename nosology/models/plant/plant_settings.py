@@ -7,17 +7,8 @@ from typing import ClassVar, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from nosology.core.settings import Settings
+from nosology.encoders.dropout_rates import DropoutRates
 from nosology.training.recipe_settings import NeuralRecipe, TrainerSettings
-
-
-class DropoutSettings(Settings):
-    """Dropout rates of an AWD-LSTM (`encoders/word_encoders.py`)."""
-
-    embedding: float = Field(0.05, ge=0, lt=1)
-    input: float = Field(0.4, ge=0, lt=1)
-    weight: float = Field(0.5, ge=0, lt=1)
-    hidden: float = Field(0.3, ge=0, lt=1)
-    output: float = Field(0.1, ge=0, lt=1)
 
 
 class VocabularySettings(Settings):
@@ -36,7 +27,7 @@ class LanguageSettings(Settings):
     weights: str = ""  # a file of published initial weights; empty: random weights
     words: str = Field("", validate_default=True)  # the vocabulary of these weights, one word per line
     backward_weights: str = ""  # of a backward model; empty: the same file as forward
-    drop: DropoutSettings = DropoutSettings(embedding=0.02, input=0.25, weight=0.2, hidden=0.15)
+    drop: DropoutRates = DropoutRates(embedding=0.02, input=0.25, weight=0.2, hidden=0.15)
     window: int = Field(80, ge=2)  # words of a window of truncated backpropagation
     # Regularization of AWD-LSTM (Merity et al. 2018). ar: x mean square of the states; tar: of their differences
     ar: float = Field(0.0, ge=0)
@@ -99,7 +90,7 @@ class PlantSettings(Settings):
     size: int = Field(400, ge=1, le=100_000)  # of words and of states
     hidden: int = Field(1152, ge=1, le=100_000)
     layers: int = Field(3, ge=1, le=1000)
-    drop: DropoutSettings = DropoutSettings()
+    drop: DropoutRates = DropoutRates()
     static: bool = True  # attention by mutual information
     planted: bool = True  # attention by the ranker
     inattention: int = Field(56, ge=0)  # tokens per label that planted attention keeps; 0: all

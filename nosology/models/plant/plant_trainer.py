@@ -26,7 +26,7 @@ from nosology.core.progress import activity
 from nosology.encoders.append_only_store import check_cache_folder
 from nosology.encoders.cached_words import EncodedWords
 from nosology.encoders.tokenizers import SPECIALS, Vocabulary, WordTokenizer
-from nosology.encoders.word_encoders import AwdLstm, DropoutRates
+from nosology.encoders.word_encoders import AwdLstm
 from nosology.models.neural_trainer import Targets, TokenizedNotes, fit_labels, fit_on_dev
 from nosology.models.plant.language_model import LanguageModel, StreamPlan, TextStreams
 from nosology.models.plant.plant_model import Plant, PlantNet, PlantNets, direction_name, directions
@@ -200,8 +200,7 @@ class PlantPipeline:
 def new_language_encoder(recipe: PlantRecipe, words: int) -> AwdLstm:
     """The untrained encoder of a language model."""
     torch.manual_seed(recipe.seed)
-    model, drop = recipe.model, DropoutRates(**recipe.language.drop.model_dump())
-    return AwdLstm(words, model.size, model.hidden, model.layers, drop)
+    return AwdLstm(words, recipe.model.size, recipe.model.hidden, recipe.model.layers, recipe.language.drop)
 
 
 def language_streams(

@@ -51,8 +51,9 @@ class ReportsEnsembleTrainer(HmhanEnsembleTrainer):
         assert isinstance(recipe, ReportsRecipe)
         texts = (note.text for note in progress(notes, "counting words", total=len(notes)))
         words = WordFeatures.fit(texts, recipe.words.min_notes, recipe.words.features, recipe.words.pairs)
-        counts = np.zeros(len(labels), np.int64)
-        return Reports(labels, counts, tokenizer, HmhanEnsemble([]), recipe.model, columns=columns, words=words)
+        counts, precision = np.zeros(len(labels), np.int64), recipe.training.precision
+        shared = labels, counts, tokenizer, HmhanEnsemble([]), recipe.model
+        return Reports(*shared, precision=precision, columns=columns, words=words)
 
     def fit_svms(self) -> None:
         """Fits the SVMs of all train reports. All nets share them: each uses only held-out scores."""

@@ -176,6 +176,12 @@ def test_evaluation_on_train_notes_is_refused(tmp_path):
     assert reply.error.reason == "split must be dev or test; got 'train'"
 
 
+@pytest.mark.parametrize("kind", [["heads"], {"heads": 1}, 3, None])
+def test_kind_of_another_type_in_a_recipe_is_refused(kind):
+    reply = send(simulation_grid(sites(1)), METADATA, recipe("mlp").model_dump(mode="json") | {"kind": kind})
+    assert "does not accept kind of the recipe" in reply.error.reason
+
+
 def test_recipe_that_meets_the_site_policy_is_accepted():
     grid = simulation_grid(sites(2))
     set_policy(grid, min_notes="10", record_noise="1.0")

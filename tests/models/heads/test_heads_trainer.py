@@ -16,9 +16,11 @@ from nosology.encoders.embedder_config import EmbedderSettings
 from nosology.evaluation.measure import measure
 from nosology.federated.federation_settings import FederatedHeadsRecipe
 from nosology.models.bundle import Bundle
+from nosology.models.heads import heads_trainer
 from nosology.models.heads.heads_net import VectorNotes, build_head, compute_dtype, draw_dropout_seed, train_epochs
 from nosology.models.train import train
 from nosology.serving.coder import Coder
+from nosology.training.examples import train_and_dev
 from nosology.training.trainer import TrainingRun, fit
 from tests.conftest import as_notes, small_notes
 
@@ -62,6 +64,29 @@ def test_temporary_vectors_are_deleted_after_training(tmp_path):
     train(load_recipe("heads-res", ["training.epochs=1"]), [corpus], tmp_path / "bundle", refit=True)
     assert not (tmp_path / "bundle.run").exists()
     assert Bundle.load(tmp_path / "bundle").provenance["refit"]
+
+
+def test_codes_that_are_not_to_be_learned_are_no_misses_on_dev(small_corpus, cache, tmp_path, monkeypatch):
+    recipe = load_recipe("heads-mlp", [*SMALL, f"vectors.cache='{cache}'", "labels.top_k=2"])
+    validated = []
+    monkeypatch.setattr(
+        heads_trainer, "brief", lambda labels, codes, scores: validated.append(codes) or {"micro_f1": 1}
+    )
+    train_notes, dev_notes, _ = train_and_dev([small_corpus], 0.15, 0)
+    fitted = heads_trainer.HeadsTrainer(recipe, tmp_path).fit(train_notes, dev_notes)
+    assert {code for note in dev_notes.codes for code in note} > set(fitted.model.labels.codes)
+    for codes in (fitted.dev_codes, *validated):
+        assert {code for note in codes for code in note} == set(fitted.model.labels.codes)
+
+
+def test_validation_notes_are_a_sample_of_the_dev_notes(small_corpus, cache, tmp_path, monkeypatch):
+    settings = [*SMALL, f"vectors.cache='{cache}'", "training.validation_notes=3", "training.epochs=2"]
+    validated = []
+    monkeypatch.setattr(heads_trainer, "brief", lambda _, codes, scores: validated.append(codes) or {"micro_f1": 1})
+    train_notes, dev_notes, _ = train_and_dev([small_corpus], 0.15, 0)
+    fitted = heads_trainer.HeadsTrainer(load_recipe("heads-mlp", settings), tmp_path).fit(train_notes, dev_notes)
+    assert [len(codes) for codes in validated] == [3, 3]
+    assert len(fitted.dev_codes) == len(dev_notes) > 3, "the threshold is tuned on all"
 
 
 def test_other_embedder_is_refused(bundle, tmp_path):

@@ -214,6 +214,32 @@ def test_frozen_encoder_encodes_dev_once_for_all_epochs(tiny, tmp_path, monkeypa
     assert cached == pytest.approx(model.logits_of(dev.reports), abs=5e-3)
 
 
+@pytest.mark.parametrize("ensemble", [1, 2])
+def test_training_with_cached_states_never_runs_the_frozen_encoder(ensemble, tiny, tmp_path, monkeypatch):
+    """With one net dev reports are scored, with two without dev notes the left-out folds."""
+    notes = [replace(note, split=note.split if ensemble == 1 else None) for note in small_notes(60)]
+    corpus = write_corpus(notes, tmp_path / "corpus", source={"kind": "test"}, filters=[], counts={})
+    settings = [*tiny, "model.frozen=true", "model.init_from_descriptions=false", f"model.ensemble_size={ensemble}"]
+    recipe = load_recipe("hmhan", [*settings, "training.epochs=1", f"states.cache='{tmp_path / 'states'}'"])
+    runs, forward = [], WindowedTransformer.forward
+    monkeypatch.setattr(WindowedTransformer, "forward", lambda *arguments: runs.append(1) or forward(*arguments))
+    train(recipe, [corpus], tmp_path / "first")
+    assert runs
+    runs.clear()
+    train(recipe, [corpus], tmp_path / "second")
+    assert not runs
+
+
+@pytest.mark.parametrize("frozen", ["true", "false"])
+def test_validation_notes_are_a_sample_of_the_dev_reports(frozen, small_corpus, tiny, tmp_path, monkeypatch):
+    settings = [*tiny, f"model.frozen={frozen}", "training.epochs=2", "training.validation_notes=3"]
+    validated = []
+    monkeypatch.setattr(hmhan, "brief", lambda labels, codes, scores: validated.append(codes) or {"micro_f1": 1})
+    bundle = train(load_recipe("hmhan", settings), [small_corpus], tmp_path / "bundle")
+    assert [len(codes) for codes in validated] == [3, 3]
+    assert bundle.provenance["n_dev"] > 3
+
+
 def test_states_on_device_and_from_disk_train_the_same_net(tiny, tmp_path, monkeypatch):
     settings = [*tiny, "model.frozen=true", "smote.ratio=1.0", "training.epochs=2"]
     rows, curves, nets = np.arange(40), [], []
@@ -360,6 +386,20 @@ def test_approximate_probabilities_are_within_two_hundredths(tiny, tmp_path):
     texts = [note.text for note in notes]
     assert np.abs(model.approximate_probabilities(as_notes(texts)) - model.probabilities(as_notes(texts))).max() < 0.02
     assert not torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.parametrize("kind", ["hmhan", "reports"])
+def test_reports_are_scored_in_the_precision_of_training(kind, small_corpus, tiny, tmp_path):
+    settings = [*tiny, "training.epochs=1", "training.precision=bf16"]
+    settings += ["words.features=500", "words.c=[3.0]"] if kind == "reports" else []
+    notes = small_notes(20)
+    trained = train(load_recipe(kind, settings), [small_corpus], tmp_path / "bundle").model
+    loaded = Bundle.load(tmp_path / "bundle").model
+    assert trained.precision == loaded.precision == "bf16"
+    logits = loaded.logits_of([loaded.tokenize(note) for note in notes])
+    loaded.precision = "fp32"
+    exact = loaded.logits_of([loaded.tokenize(note) for note in notes])
+    assert 0 < np.abs(logits - exact).max() < 0.05
 
 
 def test_the_paper_recipe_has_the_forms_of_the_paper(tiny, tmp_path):

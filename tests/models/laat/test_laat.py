@@ -6,10 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from nosology.encoders.transformer import load_pretrained
+from nosology.config import load_recipe
+from nosology.encoders.transformer import WindowedTransformer, load_pretrained
+from nosology.models.laat import laat_trainer
 from nosology.models.laat.laat_model import PlmIcdNet, WordEncoderNet
 from nosology.models.laat.laat_settings import CamlSettings, LaatSettings, PlmIcdSettings
+from nosology.models.train import train
 from nosology.training.data_loader import PAD, Batch, pad_notes
+from nosology.training.examples import train_and_dev
 from tests.encoders.tiny import tiny_bert
 
 NOTES = [np.array([2, 5, 3, 4, 2], np.int32), np.array([7, 6], np.int32)]
@@ -121,3 +125,22 @@ def test_net_learns_the_word_of_each_code(kind):
     place = (batch.tokens == (2 + true)[:, None]).float().argmax(1)
     peak = attention[torch.arange(100), true].argmax(1)
     assert ((peak - place).abs() <= 1).float().mean() > 0.7  # by chance 0.15
+
+
+def test_plm_icd_keeps_no_cached_states_after_training(small_corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(laat_trainer, "default_device", lambda: torch.device("cpu"))
+    cached, forward = [], WindowedTransformer.forward
+
+    def spy(self, *batch):
+        cached.append(self.cached is not None)
+        return forward(self, *batch)
+
+    monkeypatch.setattr(WindowedTransformer, "forward", spy)
+    settings = [f"model.encoder='{tiny_bert(tmp_path)}'", "model.window=8", "model.frozen=true", "training.epochs=1"]
+    bundle = train(load_recipe("plm_icd", settings), [small_corpus], tmp_path / "bundle", refit=True)
+    assert cached and all(cached), "in training states are cached"
+    assert bundle.model.net.encoder.cached is None
+    trained = laat_trainer.PlmIcdTrainer(load_recipe("plm_icd", settings), tmp_path).fit(
+        *train_and_dev([small_corpus], 0.15, 0)[:2]
+    )
+    assert trained.model.net.encoder.cached is None

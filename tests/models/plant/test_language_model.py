@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from nosology.encoders.dropout_rates import NO_DROPOUT
 from nosology.encoders.tokenizers import PAD, TokenIds
-from nosology.encoders.word_encoders import AwdLstm, DropoutRates, locked_dropout
+from nosology.encoders.word_encoders import AwdLstm, locked_dropout
 from nosology.models.plant.language_model import LanguageModel, StreamBatch, StreamPlan, TextStreams, next_word_loss
 from nosology.training.recipe_settings import TrainerSettings
 from nosology.training.trainer import TrainingRun, fit
@@ -18,7 +19,7 @@ WORDS = 23
 
 def net(**drop: float) -> LanguageModel:
     torch.manual_seed(0)
-    model = LanguageModel(AwdLstm(WORDS, size=5, hidden=7, layers=2, drop=DropoutRates(**drop)), 3)
+    model = LanguageModel(AwdLstm(WORDS, size=5, hidden=7, layers=2, drop=NO_DROPOUT.model_copy(update=drop)), 3)
     with torch.no_grad():
         model.encoder.encoder.weight.mul_(10)  # so that the state has an effect
     return model
