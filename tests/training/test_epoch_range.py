@@ -24,6 +24,6 @@ def test_no_group_stays_frozen_after_the_epochs(epochs):
     def make_batch(rows, shared):
         return notes.batch(torch.from_numpy(rows), torch.tensor(0))
 
-    train_epoch_range(net, plan, make_batch, None, settings, range(1), optimizer, groups=groups)
+    train_epoch_range(net, plan, make_batch, None, settings, range(1), optimizer, parameter_groups=groups)
     assert all(torch.equal(*pair) for pair in zip(hidden, before)), "the group starts later"
     assert all(weight.requires_grad for weight in net.parameters())
