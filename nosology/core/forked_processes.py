@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import signal
 import sys
 from collections import deque
@@ -21,6 +23,22 @@ R = TypeVar("R")
 
 _BLOCK = 8  # items that a process takes at a time
 _BLOCKS_PER_WORKER = 4  # in memory, waiting or done
+
+
+def freeze_objects() -> None:
+    """Excludes all objects that exist now from garbage collection until the process ends.
+
+    Collections then need not visit large tables again and again, nor copy the memory that forked processes share.
+    """
+    gc.freeze()
+    atexit.register(_unfreeze)
+
+
+def _unfreeze() -> None:
+    """Lets the last collection free the objects of triton, which reports those that are left as leaks. Without triton
+    no collection at the end saves 0.7 s."""
+    if "triton" in sys.modules:
+        gc.unfreeze()
 
 
 def forked_map(function: Callable[[T], R], items: Iterable[T], workers: int) -> Iterator[R]:
