@@ -6,14 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from nosology.core import ConfigError, DataError
 from nosology.core.forked_processes import forked_map
+from tests.core.process_family import end_of, family
 
 
 def square(number: int) -> tuple[int, int]:
@@ -91,24 +90,8 @@ def test_processes_end_when_the_first_one_is_killed(number):
     with subprocess.Popen([sys.executable, "-c", ENDLESS], stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout is not None
         first.stdout.readline()  # the next items wait in both processes
-        workers = {int(pid) for pid in _children(first.pid)}
+        workers = family(first.pid)[1:]
         assert len(workers) == 2
         first.send_signal(number)
         first.wait()
-        end = time.monotonic() + 20
-        while (left := [pid for pid in workers if _is_running(pid)]) and time.monotonic() < end:
-            time.sleep(0.05)
-    for pid in left:
-        os.kill(pid, signal.SIGKILL)
-    assert not left
-
-
-def _children(pid: int) -> list[str]:
-    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+        assert end_of(workers) == []
