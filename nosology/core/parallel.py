@@ -13,9 +13,12 @@ from functools import partial
 from multiprocessing import parent_process
 from typing import Any, TypeVar
 
+from nosology.core.errors import ConfigError
+
 T = TypeVar("T")
 R = TypeVar("R")
 
+_WORKERS_PER_CORE = 8
 _POLL_SECONDS = 1.0  # of a process that waits for the end of its parent
 
 def cores() -> int:
@@ -23,6 +26,13 @@ def cores() -> int:
     from joblib import cpu_count
 
     return cpu_count()
+
+
+def check_workers(name: str, workers: int) -> None:
+    """Raises ConfigError for so many processes that they would fill the machine."""
+    most = _WORKERS_PER_CORE * cores()
+    if workers > most:
+        raise ConfigError(f"{name} must be at most {most}, {_WORKERS_PER_CORE} per core; got {workers}")
 
 
 def parts(items: Sequence[T], size: int) -> list[Sequence[T]]:

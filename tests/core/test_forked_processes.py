@@ -12,6 +12,7 @@ import pytest
 
 from nosology.core import ConfigError, DataError
 from nosology.core.forked_processes import forked_map
+from nosology.core.parallel import cores
 from tests.core.process_family import end_of, family
 
 
@@ -45,6 +46,18 @@ def test_an_error_in_reading_comes_after_the_results_before_it(workers):
     assert [next(results)[0] for _ in range(30)] == [number * number for number in range(30)]
     with pytest.raises(DataError, match="row 31"):
         next(results)
+
+
+def test_no_more_processes_than_blocks_of_items():
+    before = family(os.getpid())
+    results = forked_map(square, range(20), 8 * cores())
+    assert len(family(os.getpid())) == len(before) + 3  # eight items are a block
+    assert len(list(results)) == 20
+
+
+def test_far_more_processes_than_cores_are_refused():
+    with pytest.raises(ConfigError, match=rf"workers must be at most {8 * cores()}, 8 per core; got 5000"):
+        forked_map(square, range(20), 5000)
 
 
 def test_items_are_read_only_as_far_as_needed():
