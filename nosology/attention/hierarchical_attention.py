@@ -42,7 +42,7 @@ class MultiHeadAttention(nn.Module):
     def forward(self, queries: Tensor, states: Tensor, mask: Tensor) -> Tensor:
         """Attention output (B, Q, D) of queries (B or 1, Q, D) over states (B, T, D); mask: (B, T)."""
         if self._has_few(queries):
-            seen = torch.einsum("bhqt,btd->bqhd", self._weights(queries, states, mask), states)
+            seen = torch.einsum("bhqt,btd->bqhd", self._weights(queries, states, mask).to(states.dtype), states)
             values = torch.einsum("bqhd,hcd->bqhc", seen, self._by_head(self.value))
             output = values.flatten(2) + self.value.bias
         else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 from pathlib import Path
 from typing import Annotated
@@ -81,6 +80,7 @@ def audit(
     from nosology.claims.drg_weights import load_drg_weights
     from nosology.core import __version__
     from nosology.core.files import exclusive_output, sha256
+    from nosology.core.forked_processes import freeze_objects
     from nosology.models.bundle import is_day_one
 
     if reference not in REFERENCES:
@@ -122,7 +122,7 @@ def audit(
                 refuse_unused(("workers",), f"without --engine ray for a {kind} coder")
             if loaded.support and loaded.support.similarity:
                 refuse_unused(("workers",), "for an auditor with an embedder")
-            gc.freeze()  # the tables stay until the end: garbage collection need not visit them again and again
+            freeze_objects()
             records = loaded.audit_all(given.encounters, workers)
         for record in progress(records, "auditing", total=len(given.encounters), unit="encounters"):
             folder.append(record)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import sys
 from collections.abc import Sequence
@@ -54,6 +53,7 @@ def claim(
     """
     from nosology.claims.claim import SYSTEMS, build_claim
     from nosology.claims.encounter import Encounter, stated_fields
+    from nosology.core.forked_processes import freeze_objects
     from nosology.serving.coder import Coder
 
     if system not in SYSTEMS:
@@ -61,7 +61,7 @@ def claim(
     stated = {"setting": setting, "date": date, "sex": sex, "age": age}
     Encounter.of("", stated, system)  # a wrong option is refused before any note is coded
     loaded = None if system == "icd10pcs" else Coder.for_claims(coder, systems=["icd10cm"])
-    gc.freeze()  # the tables stay until the end: garbage collection need not visit them again and again
+    freeze_objects()
     to_read = ((name, note) for name in notes for note in read_input_notes([name], "claim"))
     if not sys.stdout.isatty():  # else the output itself shows the progress
         to_read = progress(to_read, "coding")

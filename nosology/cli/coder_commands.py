@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import sys
@@ -111,7 +110,7 @@ def code(
 ) -> None:
     """Code notes and show the evidence for each code."""
     from nosology.codes.code_list import read_code_list
-    from nosology.core.forked_processes import forked_map
+    from nosology.core.forked_processes import forked_map, freeze_objects
     from nosology.core.model import OpenVocabulary
     from nosology.core.parallel import cores
     from nosology.serving.coder import Coder
@@ -138,7 +137,7 @@ def code(
     def coded(note: Note) -> str:
         return _shown(note.id, next(coder.code_all([note], top)), as_json, only_accepted=not top)
 
-    gc.freeze()  # the tables stay until the end: garbage collection need not visit them again and again
+    freeze_objects()
     to_read = read_input_notes(notes)
     if coder.model.kind == "lexicon":
         shown = forked_map(coded, to_read, workers or cores())

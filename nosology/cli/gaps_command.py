@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -44,7 +43,7 @@ def gaps(
     from nosology.claims.gap_report import RECORDS, GapFolder
     from nosology.core import __version__
     from nosology.core.files import exclusive_output, sha256
-    from nosology.core.forked_processes import forked_map
+    from nosology.core.forked_processes import forked_map, freeze_objects
     from nosology.core.parallel import cores
     from nosology.serving.coder import Coder
 
@@ -64,7 +63,7 @@ def gaps(
     with exclusive_output(out):
         folder = GapFolder(out, settings)
         ids, rows = _count_ids(notes)
-        gc.freeze()  # the tables stay until the end: garbage collection need not visit them again and again
+        freeze_objects()
         chooser = getattr(loaded.model, "siblings", None)  # a lexicon has one
         finder = GapFinder(lambda note: next(loaded.code_all([note])), weights, chooser)
         waiting = len(ids - folder.done)

@@ -300,7 +300,7 @@ def _from_row(row: dict[str, Any]) -> Note:
     if any(item["start"] is None or item["end"] is None for item in items):
         raise _RowError("an evidence span has no start or end")
     evidence = [
-        Evidence(_code(item["system"], item["code"]), item["start"], item["end"], dict(_unpack_cached(item["extra"])))
+        Evidence(_code(item["system"], item["code"]), item["start"], item["end"], _unpack_evidence(item["extra"]))
         for item in items
     ]
     return Note(
@@ -333,5 +333,14 @@ def _unpack(extra: str | None) -> dict[str, Any]:
     return value
 
 
-# Evidence spans mostly have the same few fields, such as their kind.
-_unpack_cached = lru_cache(maxsize=1 << 10)(_unpack)
+def _unpack_evidence(extra: str | None) -> dict[str, Any]:
+    """The fields of an evidence span, which mostly are the same few, such as its kind."""
+    flat = _unpack_flat(extra)
+    return _unpack(extra) if flat is None else dict(flat)
+
+
+@lru_cache(maxsize=1 << 10)
+def _unpack_flat(extra: str | None) -> dict[str, Any] | None:
+    """The fields; None if one is a list or an object, which spans must not share."""
+    value = _unpack(extra)
+    return None if any(isinstance(item, list | dict) for item in value.values()) else value

@@ -12,7 +12,7 @@ from multiprocessing import current_process
 from typing import Protocol, TypeVar
 
 from nosology.core import Note
-from nosology.core.parallel import cores, parts
+from nosology.core.parallel import cores, end_with_parent, parts
 from nosology.encoders.tokenizers import Encoding
 
 _MAX_WORKERS = 4  # each tokenizes 600 notes of 1,500 words in a second or more
@@ -78,6 +78,7 @@ _tokenizer: list[TextTokenizer] = []  # of a process that tokenizes
 
 
 def _set_tokenizer(tokenizer: TextTokenizer) -> None:
+    end_with_parent()
     _tokenizer[:] = [tokenizer]
 
 

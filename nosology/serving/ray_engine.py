@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO, cast
 
 from nosology.core import ConfigError, Note
+from nosology.core.parallel import check_workers
 from nosology.models.bundle import is_day_one
 from nosology.serving.coder import Coder
 
@@ -132,6 +133,8 @@ def _start_ray(address: str | None, workers: int) -> None:
     """Connects to a cluster, or starts one on this machine; ConfigError if there is none at the address."""
     import ray
 
+    if not address:
+        check_workers("workers", workers)
     cluster = {"address": address} if address else {"num_cpus": workers, "include_dashboard": False}
     host, _, port = (address or "").rpartition(":")
     try:

@@ -17,8 +17,9 @@ from nosology.text.sections import sections
 from nosology.text.tokens import Tokens, function_words, rows, tokenize, words_of
 
 _NEGATORS = frozenset({"no", "not", "without", "never", "none", "nor"})  # function words that are never dropped
-_TEMPERATURE = re.compile(r"(\d+(?:\.\d+)?)( ?[°º˚] ?| ?)([cf])", re.IGNORECASE)
+_TEMPERATURE = re.compile(r"(\d+(?:[.,]\d+)?)([^\S\r\n]?[°º˚][^\S\r\n]?|[^\S\r\n]?)([cf])", re.IGNORECASE)
 _DEGREES = {"c": (34, 43), "f": (93, 110)}  # of a body; without a sign, a number outside of them has no unit
+_SIGN, _UNIT = re.compile(r"\d*º"), re.compile(r"\d*º?[cf]")
 _TEMPERATURE_LENGTH = 9  # characters of "102.4 ° F"
 _MAX_ABBREVIATION = 2  # words of an abbreviation: "r/o" is r and o
 _PREFIXES = {
@@ -89,16 +90,19 @@ def _report_edits(text: str, marked: Sequence[str], stop_words: bool) -> Iterato
 
 
 def _is_temperature(text: str, tokens: Tokens, i: int) -> bool:
-    """Whether word i is the unit of a temperature after its number (102 °F), or has both (102F)."""
+    """Whether word i is the unit of a temperature after its number (102 °F), or has both (102F), or is or has the sign
+    º before the unit (38º C), which is a letter in words."""
     word, end = tokens.words[i], int(tokens.ends[i])
-    if word[-1] not in "cf" or not (len(word) == 1 or word[:-1].isdigit()):
+    if _SIGN.fullmatch(word) and i + 1 < len(tokens):
+        return tokens.words[i + 1] in _DEGREES and _is_temperature(text, tokens, i + 1)
+    if not _UNIT.fullmatch(word):
         return False
     numbers = _TEMPERATURE.finditer(text, max(0, end - _TEMPERATURE_LENGTH), end)
     found = next((number for number in numbers if number.end() == end), None)
     if found is None:
         return False
     low, high = _DEGREES[word[-1]]
-    return bool(found[2].strip()) or low <= float(found[1]) <= high
+    return bool(found[2].strip()) or low <= float(found[1].replace(",", ".")) <= high
 
 
 def _expand(text: str, tokens: Tokens, i: int) -> tuple[int, tuple[str, ...]]:

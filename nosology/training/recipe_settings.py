@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field
 
-from nosology.core.parallel import cores
+from nosology.core.parallel import check_workers, cores
 from nosology.core.settings import Settings
 from nosology.evaluation.decision import DecisionSettings
 
@@ -68,8 +68,10 @@ class WordVectorSettings(Settings):
     def resolved(self, notes: int) -> WordVectorSettings:
         """The settings with a number of epochs and of workers for this many train notes.
 
-        word2vec starts with nearly equal vectors, and five epochs of a few hundred notes do not separate them.
+        word2vec starts with nearly equal vectors, and five epochs of a few hundred notes do not separate them. More
+        than eight workers per core raise ConfigError.
         """
+        check_workers("vectors.workers", self.workers)
         default = min(max(_WORD2VEC_NOTES // max(1, notes), 5), 40)
         epochs = default if self.epochs is None else self.epochs
         workers = self.workers or (1 if notes * epochs <= _WORD2VEC_NOTES else cores())

@@ -14,6 +14,7 @@ from nosology.claims.encounter_checks import check_encounter
 from nosology.claims.grouping import payment_groups
 from nosology.codes import release_on
 from nosology.core import SYSTEMS, Code, CodeError, EvidenceSpan, Suggestion
+from nosology.core.forked_processes import freeze_objects
 from nosology.workbench.database import read_transaction
 from nosology.workbench.store_tables import notes
 from nosology.workbench.work_queue import TO_DO
@@ -43,7 +44,7 @@ def warm_up(engine: Engine) -> None:
 def freeze_tables() -> None:
     """Excludes all objects that exist now from garbage collection: a search through the tables takes 0.3 s."""
     gc.collect()
-    gc.freeze()
+    freeze_objects()
 
 
 def _suggestion(words: str, code: str) -> Suggestion:

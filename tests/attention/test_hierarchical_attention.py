@@ -41,6 +41,16 @@ def test_padding_changes_nothing_and_weights_sum_to_one(name, heads, lengths, pa
     assert weights[~wide_mask[:, None].expand_as(weights)].abs().max() == 0
 
 
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_half_precision(name):
+    """The hierarchical attention projects few queries to the width of the states."""
+    module, (states, mask) = build(name, heads=1), notes([9, 5], 9)
+    with torch.no_grad():
+        exact = module(states, mask)
+        found = module.bfloat16()(states.bfloat16(), mask)
+    assert found.dtype is torch.bfloat16 and (found - exact).abs().max() < 0.1 * exact.abs().max()
+
+
 def test_category_vector_changes_only_codes_of_the_category():
     module = build("hierarchical")
     states, mask = notes([9, 5], 9)

@@ -18,9 +18,11 @@ from typer.main import get_command
 
 from nosology import cli
 from nosology.cli import INTERRUPTED, app
+from nosology.config import load_recipe
 from nosology.core.files import exclusive_output
 from nosology.corpora.corpus import write_corpus
 from nosology.corpora.notes_file import note_to_json
+from nosology.models.train import train
 from tests.conftest import small_notes
 
 SET = ["--set", "decision.threshold=1"]
@@ -302,6 +304,15 @@ def test_output_into_a_closed_pipe_ends_quietly(small_bundle, notes_file):
         process.stdout.close()
         err = process.stderr.read()
     assert "Traceback" not in err and "Exception" not in err
+
+
+def test_a_neural_coder_ends_without_reports_of_leaks(small_corpus, notes_file, tmp_path):
+    """A library reports objects that are left when the process ends."""
+    settings = ["training.epochs=1", "vectors.epochs=1", "vectors.size=12", "model.filters=12"]
+    train(load_recipe("caml", settings), [small_corpus], tmp_path / "bundle")
+    with command("code", tmp_path / "bundle", notes_file) as process:
+        out, err = process.communicate()
+    assert process.returncode == 0 and out and "leaked" not in err
 
 
 def test_long_command_says_that_it_goes_on(monkeypatch, capsys):

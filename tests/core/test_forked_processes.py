@@ -6,14 +6,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from nosology.core import ConfigError, DataError
 from nosology.core.forked_processes import forked_map
+from nosology.core.parallel import cores
+from tests.core.process_family import end_of, family
 
 
 def square(number: int) -> tuple[int, int]:
@@ -46,6 +46,18 @@ def test_an_error_in_reading_comes_after_the_results_before_it(workers):
     assert [next(results)[0] for _ in range(30)] == [number * number for number in range(30)]
     with pytest.raises(DataError, match="row 31"):
         next(results)
+
+
+def test_no_more_processes_than_blocks_of_items():
+    before = family(os.getpid())
+    results = forked_map(square, range(20), 8 * cores())
+    assert len(family(os.getpid())) == len(before) + 3  # eight items are a block
+    assert len(list(results)) == 20
+
+
+def test_far_more_processes_than_cores_are_refused():
+    with pytest.raises(ConfigError, match=rf"workers must be at most {8 * cores()}, 8 per core; got 5000"):
+        forked_map(square, range(20), 5000)
 
 
 def test_items_are_read_only_as_far_as_needed():
@@ -91,24 +103,8 @@ def test_processes_end_when_the_first_one_is_killed(number):
     with subprocess.Popen([sys.executable, "-c", ENDLESS], stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout is not None
         first.stdout.readline()  # the next items wait in both processes
-        workers = {int(pid) for pid in _children(first.pid)}
+        workers = family(first.pid)[1:]
         assert len(workers) == 2
         first.send_signal(number)
         first.wait()
-        end = time.monotonic() + 20
-        while (left := [pid for pid in workers if _is_running(pid)]) and time.monotonic() < end:
-            time.sleep(0.05)
-    for pid in left:
-        os.kill(pid, signal.SIGKILL)
-    assert not left
-
-
-def _children(pid: int) -> list[str]:
-    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+        assert end_of(workers) == []

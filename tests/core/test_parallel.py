@@ -1,10 +1,16 @@
 """Work on several cores."""
 
+import signal
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
+import pytest
+
 import nosology
 from nosology.core.parallel import cores, parallel_map
+from tests.core.process_family import end_of, family
 
 
 def test_number_of_cores_can_be_lowered(monkeypatch):
@@ -22,3 +28,36 @@ def test_only_cores_counts_the_cores_of_the_machine():
 def test_a_process_that_joblib_replaces_is_no_error_where_warnings_are_errors():
     assert list(parallel_map(max, [(1, 2), (3, 4)], 2)) == [2, 4]
     warnings.warn("A worker stopped while some jobs were given to the executor. It is replaced.", stacklevel=1)
+
+
+PROGRAM = """
+import os, time
+from nosology.core.parallel import parallel_map
+
+def work(number):
+    print(number, flush=True)
+    if number > 1:
+        {blocked}
+    return bytes(1 << 20)
+
+for result in parallel_map(work, [(number,) for number in range(8)], 2):
+    time.sleep({pause})
+"""
+
+
+@pytest.mark.parametrize(
+    ("blocked", "pause"),
+    [("time.sleep(600)", 0), ("while True: pass", 0), ("pass", 600)],
+    ids=["waiting", "computing", "writing results that nobody reads"],
+)
+def test_processes_end_when_the_first_one_is_killed(blocked, pause):
+    program = PROGRAM.format(blocked=blocked, pause=pause)
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout is not None
+        for _ in range(4):  # two parts are done, or more
+            first.stdout.readline()
+        processes = family(first.pid)
+        assert len(processes) >= 3  # and those with which joblib and Python clean up
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+        assert end_of(processes) == []

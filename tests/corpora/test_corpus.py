@@ -53,12 +53,16 @@ def test_written_notes_are_read_unchanged(tmp_path_factory, notes):
     assert list(corpus.notes(text=False)) == [replace(note, text="", evidence=()) for note in notes]
 
 
-def test_spans_with_equal_extra_do_not_share_it(tmp_path):
-    spans = tuple(Evidence(Code("icd10cm", "I10"), start, start + 1, {"kind": "mention"}) for start in range(3))
+@pytest.mark.parametrize("more", [{}, {"parts": [1], "of": {"a": [2]}}], ids=["flat", "nested"])
+def test_spans_with_equal_extra_do_not_share_it(tmp_path, more):
+    extra = {"kind": "mention"} | more
+    spans = tuple(Evidence(Code("icd10cm", "I10"), start, start + 1, extra) for start in range(3))
     corpus = write([Note(id="a", text="words", evidence=spans)], tmp_path / "c")
     [read] = corpus.notes()
     read.evidence[0].extra["kind"] = "changed"
-    assert [span.extra["kind"] for span in read.evidence[1:]] == ["mention", "mention"]
+    for values in filter(None, (read.evidence[0].extra.get("parts"), read.evidence[0].extra.get("of"))):
+        values.clear()
+    assert [span.extra for span in read.evidence[1:]] == [extra, extra]
     assert next(corpus.notes()).evidence == spans
 
 

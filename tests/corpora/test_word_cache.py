@@ -215,6 +215,20 @@ def test_folder_that_cannot_be_written_falls_back_to_the_cache_folder_and_then_t
     assert not folder.exists()
 
 
+def test_a_corpus_that_is_replaced_while_it_is_read_has_no_cache(corpus, tmp_path, monkeypatch):
+    read = module.parallel_map
+
+    def replace_and_read(*arguments):
+        write(small_notes(len(corpus), seed=1), corpus.folder)
+        yield from read(*arguments)
+
+    monkeypatch.setattr(module, "parallel_map", replace_and_read)
+    with pytest.raises(DataError, match="corpus was replaced by another corpus while its notes were read"):
+        word_cache(corpus, "none")
+    assert not [path for path in tmp_path.rglob("*") if path.name.startswith("none-")]
+    assert corpus.word_caches == {}
+
+
 def test_damaged_notes_are_no_reason_to_fall_back(corpus):
     path = corpus.folder / NOTES
     content = path.read_bytes()

@@ -203,6 +203,8 @@ def test_word_vectors_use_all_cores_for_many_notes(monkeypatch):
     assert [settings.resolved(notes).workers for notes in (0, 100, 4000, 4001, 90_000)] == [1, 1, 1, 16, 16]
     assert WordVectorSettings(workers=1).resolved(90_000).workers == 1
     assert WordVectorSettings(workers=3).resolved(10).workers == 3
+    with pytest.raises(ConfigError, match=r"vectors\.workers must be at most \d+, 8 per core; got 5000"):
+        WordVectorSettings(workers=5000).resolved(10)
 
 
 def test_vectors_are_also_trained_on_the_train_notes_of_other_corpora(small_corpus, tmp_path):

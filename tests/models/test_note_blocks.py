@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
 from nosology.encoders.tokenizers import Vocabulary, WordTokenizer
 from nosology.models.note_blocks import tokenized_blocks, tokenized_blocks_ahead
 from tests.conftest import as_notes
+from tests.core.process_family import end_of, family
 
 TOKENIZER = WordTokenizer(Vocabulary(["heart", "failure", "pain"]), 50)
 TEXTS = [f"{'heart failure ' * (i % 7)}pain {i}" for i in range(150)]
@@ -45,3 +50,32 @@ def test_one_block_starts_no_process(monkeypatch):
 def test_no_notes_have_no_block():
     assert list(tokenized_blocks(iter(()), 10, lambda note: note)) == []
     assert list(tokenized_blocks_ahead(iter(()), 10, TOKENIZER, 2)) == []
+
+
+ENDLESS = """
+import os, time
+from nosology.core import Note
+from nosology.models.note_blocks import tokenized_blocks_ahead
+
+class Tokenizer:
+    def tokenize(self, text):
+        if os.getpid() != first:
+            print(text, flush=True)
+            time.sleep(600)
+
+first = os.getpid()
+for _ in tokenized_blocks_ahead([Note(id="", text="heart failure")] * 300, 10, Tokenizer(), 2):
+    pass
+"""
+
+
+def test_processes_end_when_the_first_one_is_killed():
+    with subprocess.Popen([sys.executable, "-c", ENDLESS], stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout is not None
+        for _ in range(2):
+            first.stdout.readline()  # both processes tokenize
+        processes = family(first.pid)
+        assert len(processes) >= 3
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+        assert end_of(processes) == []

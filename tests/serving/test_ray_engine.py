@@ -10,6 +10,7 @@ import pytest
 
 from nosology.core import ConfigError
 from nosology.serving.coder import Coder
+from nosology.serving.ray_engine import code_on_ray
 from tests.conftest import small_notes
 
 # A separate process: Ray's threads and its log handlers would outlive a test.
@@ -21,6 +22,11 @@ notes = [Note(**row, extra={"age": 4} if row["id"] == "n3" else {}) for row in m
 for note_id, codes in code_on_ray(notes, bundle=sys.argv[1], top=3, workers=2):
     print(json.dumps([note_id, json.loads(codes)]))
 """
+
+
+def test_far_more_workers_than_cores_of_this_machine_are_refused(small_bundle):
+    with pytest.raises(ConfigError, match=r"workers must be at most \d+, 8 per core; got 5000"):
+        list(code_on_ray(small_notes(1), bundle=small_bundle, workers=5000))
 
 
 @pytest.mark.timeout(600)

@@ -15,6 +15,9 @@ from nosology.text.report_text import context_features
         ("Patient has a fever of 102°F", "patient fever"),
         ("Temp 38.5 C. Hepatitis C, 101F", "temperature hepatitis c"),
         ("102.4F, 36 ° C, 39°", ""),
+        ("38ºC, 38.5ºC, 38 ºC, 38º C, 38 º C, 101.5ºF", ""),  # the letter º, usual in Spanish notes
+        ("Fiebre de 38,5 C, 38,5ºC, 40\xa0C, 40\xa0º\u202fC; 3º dedo", "fiebre 3º dedo"),
+        ("T 38\nC diff, nº 5 C", "t c diff nº c"),
         ("T4 stage 3C, 45 F, 18F Foley, day 3 C diff", "t4 stage 3c f 18f foley day c diff"),
         ("L5 F1, 3 cm", "l5 f1 cm"),
         ("No effusion, but R/O UTI", "no NOT_effusion rule out urinary tract infection"),

@@ -12,7 +12,7 @@ from scipy import sparse
 
 from nosology.core import DataError
 from nosology.core.label_space import LabelSpace, column_sums
-from nosology.core.parallel import cores
+from nosology.core.parallel import cores, parallel_map
 from nosology.core.progress import activity, progress
 from nosology.core.settings import Settings
 from nosology.models.linear.linear_model import Linear
@@ -128,8 +128,6 @@ def _fit_codes(
     recipe: LinearRecipe, vectors: sparse.csr_matrix, gold: sparse.csr_matrix, columns: np.ndarray, choice: Choice
 ) -> tuple[sparse.csr_matrix, np.ndarray]:
     """Weights (features, len(columns)) and biases of one linear SVM per column."""
-    from joblib import Parallel, delayed
-
     if not vectors.shape[1]:
         raise DataError("the training notes have no word that [features] lets in: nothing can be learned from them")
     vectors, positives = vectors.astype(np.float64), gold.tocsc()  # LIBLINEAR computes in float64
@@ -137,11 +135,9 @@ def _fit_codes(
     # Threads would share LIBLINEAR's one random generator, and the weights would depend on their order.
     workers = cores() if len(columns) * vectors.nnz > _MIN_PARALLEL else 1
     parts = [range(start, min(start + _PART, len(columns))) for start in range(0, len(columns), _PART)]
-    with Parallel(n_jobs=workers, return_as="generator") as pool:
-        work = delayed(_fit_part)
-        results = pool(work(recipe, vectors, [(int(columns[i]), true[i]) for i in part], choice) for part in parts)
-        codes = (code for part in results for code in part)
-        fitted = list(progress(codes, "fitting", total=len(columns), unit="codes"))
+    arguments = [(recipe, vectors, [(int(columns[i]), true[i]) for i in part], choice) for part in parts]
+    codes = (code for part in parallel_map(_fit_part, arguments, workers) for code in part)
+    fitted = list(progress(codes, "fitting", total=len(columns), unit="codes"))
     features, values, bias = zip(*fitted)
     indptr = np.concatenate([[0], np.cumsum([len(part) for part in features])])
     shape = (vectors.shape[1], len(columns))

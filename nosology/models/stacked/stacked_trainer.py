@@ -39,6 +39,7 @@ from nosology.training.run_folder import run_fingerprint
 _THRESHOLD_FOLDS = 5  # of the stacker's notes, for the threshold
 _FINISHED = "bundle"  # subfolder of a part's run folder with the trained part
 _INPUTS = ("backward_weights", "corpora", "encoder", "model", "weights", "words")  # settings that may name files
+_INSTALLED = "minilm"  # an encoder or embedder that is read from its package, whatever the current folder has
 _KEY = "run"  # in the provenance of a part: a hash of its recipe and its notes
 
 Parts = dict[str, Bundle]
@@ -196,8 +197,9 @@ def _input_files(settings: dict[str, Any]) -> list[list[Any]]:
         if isinstance(value, dict):
             found += _input_files(value)
             continue
-        names = [value] if isinstance(value, str) else value
-        for path in map(Path, filter(None, names)) if name in _INPUTS else ():
+        values = value if isinstance(value, list) else [value]
+        names = [item for item in values if item and isinstance(item, str) and item != _INSTALLED]
+        for path in map(Path, names) if name in _INPUTS else ():
             files = [path] if path.is_file() else sorted(path.rglob("*"))
             inside = [file for file in files if file.is_file() and WORDS not in file.relative_to(path).parts]
             found += [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in inside]

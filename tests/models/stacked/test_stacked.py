@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from nosology.config import load_recipe
+from nosology.config import built_in, load_recipe
 from nosology.core import BundleError, Code, ConfigError, DataError
 from nosology.corpora.corpus import write_corpus
 from nosology.evaluation import examine
@@ -146,6 +146,16 @@ def test_files_that_settings_name_are_part_of_the_key(tmp_path):
     (folder / "words").mkdir()  # the word cache of a corpus, which a training writes
     (folder / "words" / "ids").touch()
     assert len(before) == 2 and _input_files(settings) == before
+
+
+@pytest.mark.parametrize("name", built_in())
+def test_built_in_recipes_name_no_files(name, tmp_path, monkeypatch):
+    """Some settings that name files elsewhere are numbers; the encoder minilm is not in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "minilm").mkdir()
+    (tmp_path / "minilm" / "config.json").touch()
+    assert _input_files(load_recipe(name).model_dump(mode="json")) == []
+    assert _input_files({"encoder": None, "rates": {"encoder": 1.0}, "corpora": [None, 2]}) == []
 
 
 @pytest.mark.parametrize("settings", SPLITS.values(), ids=SPLITS)
