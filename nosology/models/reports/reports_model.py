@@ -33,10 +33,13 @@ class Reports(Hmhan):
 
     kind = "reports"
 
-    def tokenize(self, note: Note) -> WordReport:
-        """The tokens of a report, with its metadata columns (`note.extra`) and its word features."""
+    def tokenize(self, note: Note, *, by_section: bool = True) -> WordReport:
+        """The tokens of a report, with its metadata columns (`note.extra`) and its word features.
+
+        by_section: also the features with their section, which the description of a code does not have.
+        """
         report = super().tokenize(note)
-        features, values = self.words.vector(note.text)
+        features, values = self.words.vector(note.text, by_section=by_section)
         return WordReport(report.ids, report.starts, report.ends, report.columns, features, values)
 
     def logits_of(
