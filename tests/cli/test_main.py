@@ -91,6 +91,12 @@ def test_an_empty_note_is_named(run, small_bundle, tmp_path):
     assert err.splitlines() == [f"caution: {name} is empty: there is nothing to code" for name in ("empty.txt", "7")]
 
 
+def test_a_code_without_evidence_is_not_explained_by_a_guess(run, small_bundle, tmp_path):
+    (tmp_path / "note.txt").write_text("Xyzzy qwert.")
+    code, out, _ = run("code", small_bundle, tmp_path / "note.txt", "--top", "1")
+    assert code == 0 and out.splitlines()[-1].strip() == "(no evidence in this note)"
+
+
 def test_a_row_that_is_no_text_is_refused(run, small_bundle, tmp_path):
     (tmp_path / "notes.csv").write_text(f"id,text\n7,type 2 diabetes\n8,{{\\rtf1 {SECRET}}}\n")
     code, _, err = run("code", small_bundle, tmp_path / "notes.csv")
