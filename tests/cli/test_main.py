@@ -18,6 +18,8 @@ from typer.main import get_command
 
 from nosology import cli
 from nosology.cli import INTERRUPTED, app
+from nosology.cli.coder_commands import _suggestions_text
+from nosology.core import Suggestion
 from nosology.core.files import exclusive_output
 from nosology.corpora.corpus import write_corpus
 from nosology.corpora.notes_file import note_to_json
@@ -91,10 +93,9 @@ def test_an_empty_note_is_named(run, small_bundle, tmp_path):
     assert err.splitlines() == [f"caution: {name} is empty: there is nothing to code" for name in ("empty.txt", "7")]
 
 
-def test_a_code_without_evidence_is_not_explained_by_a_guess(run, small_bundle, tmp_path):
-    (tmp_path / "note.txt").write_text("Xyzzy qwert.")
-    code, out, _ = run("code", small_bundle, tmp_path / "note.txt", "--top", "1")
-    assert code == 0 and out.splitlines()[-1].strip() == "(no evidence in this note)"
+def test_a_code_without_evidence_is_not_explained_by_a_guess():
+    text = _suggestions_text("n", [Suggestion("icd9cm", "785.6", "Enlargement of lymph nodes", 0.04, accepted=True)])
+    assert text.splitlines()[-1].strip() == "(no evidence in this note)"
 
 
 def test_a_row_that_is_no_text_is_refused(run, small_bundle, tmp_path):
