@@ -187,7 +187,7 @@ def _suggestions_text(note_id: str, suggestions: list[Suggestion]) -> str:
     for item in suggestions:
         lines.append(f"  {item.code:<9}{item.probability:5.2f} {' ' if item.accepted else '?'} {item.description}")
         words = dict.fromkeys(printable(" ".join(span.text.split())) for span in item.evidence)
-        none = "(no word of this note: the code is frequent in the training notes)"
+        none = "(no evidence in this note)"
         lines.append(f"{'':18}{', '.join(words) or none}")
     return "\n".join(lines)
 

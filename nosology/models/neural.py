@@ -220,7 +220,11 @@ class NeuralModel(Calibrated[NetT], Generic[NetT, SettingsT, TokenizerT]):
 
     def probabilities(self, notes: Sequence[Note]) -> np.ndarray:
         """Probabilities (B, L); zeros for a note without a token."""
-        return self.to_probabilities(self.logits_of([self.tokenize(note) for note in notes]))
+        return self.probabilities_of(notes, [self.tokenize(note) for note in notes])
+
+    def probabilities_of(self, notes: Sequence[Note], reads: Sequence[Encoding]) -> np.ndarray:
+        """Probabilities (B, L) of notes; reads: the tokenized notes."""
+        return self.to_probabilities(self.logits_of(reads))
 
     def tokenize(self, note: Note) -> Encoding:
         """The tokens of a note, and further inputs of the net."""
@@ -237,7 +241,7 @@ class NeuralModel(Calibrated[NetT], Generic[NetT, SettingsT, TokenizerT]):
 
     def probability_blocks(self, notes: Iterable[Note]) -> Iterator[np.ndarray]:
         """Probabilities (b, L) of one block of notes after the other, in order."""
-        return (self.to_probabilities(self.logits_of(encodings)) for _, encodings in self.blocks(notes))
+        return (self.probabilities_of(block, encodings) for block, encodings in self.blocks(notes))
 
     def explained(
         self, notes: Iterable[Note], choose: Callable[[np.ndarray], ChosenEvidence[C]]

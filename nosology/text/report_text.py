@@ -117,16 +117,21 @@ def _expand(text: str, tokens: Tokens, i: int) -> tuple[int, tuple[str, ...]]:
     return 1, (words[i],)
 
 
-def context_features(text: str, *, pairs: bool = True) -> Iterator[str]:
+def context_features(text: str, *, pairs: bool = True, by_section: bool = True) -> Iterator[str]:
     """The features of a note, see `positioned_features`."""
-    return (name for name, _ in positioned_features(text, pairs=pairs))
+    return (name for name, _ in positioned_features(text, pairs=pairs, by_section=by_section))
 
 
-def positioned_features(text: str, *, pairs: bool = True) -> Iterator[tuple[str, int]]:
+def is_word_feature(name: str) -> bool:
+    """Whether a feature is a word with its context: no stem, no pair, and without its section."""
+    return not any(mark in name for mark in ":~ ")
+
+
+def positioned_features(text: str, *, pairs: bool = True, by_section: bool = True) -> Iterator[tuple[str, int]]:
     """The features of a note, each with the index of its (first) word among all words.
 
-    Features are each content word with a prefix for its context, the same with its section, its stem, and pairs of
-    neighbours. The prefix makes "no pneumonia" another feature than "pneumonia".
+    Features are each content word with a prefix for its context, the same with its section (by_section), its stem, and
+    pairs of neighbours. The prefix makes "no pneumonia" another feature than "pneumonia".
     """
     tokens, flags = tokens_with_context(text)
     prefixes = _context_prefixes(flags)
@@ -136,7 +141,8 @@ def positioned_features(text: str, *, pairs: bool = True) -> Iterator[tuple[str,
         word, prefix = tokens.words[i], prefixes[i]
         for form in (word, *expanded_abbreviation(word)):
             yield prefix + form, i
-            yield f"{kinds[i]}:{prefix}{form}", i
+            if by_section:
+                yield f"{kinds[i]}:{prefix}{form}", i
             if len(form) > _STEM:
                 yield f"{prefix}{form[:_STEM]}~", i
         if pairs and position + 1 < len(content) and content[position + 1] <= i + 2:

@@ -18,7 +18,9 @@ from typer.main import get_command
 
 from nosology import cli
 from nosology.cli import INTERRUPTED, app
+from nosology.cli.coder_commands import _suggestions_text
 from nosology.config import load_recipe
+from nosology.core import Suggestion
 from nosology.core.files import exclusive_output
 from nosology.corpora.corpus import write_corpus
 from nosology.corpora.notes_file import note_to_json
@@ -91,6 +93,11 @@ def test_an_empty_note_is_named(run, small_bundle, tmp_path):
     code, out, err = run("code", small_bundle, tmp_path / "empty.txt", tmp_path / "notes.csv", "--json")
     assert code == 0 and [json.loads(line)["id"] for line in out.splitlines()] == ["empty.txt", "7", "8"]
     assert err.splitlines() == [f"caution: {name} is empty: there is nothing to code" for name in ("empty.txt", "7")]
+
+
+def test_a_code_without_evidence_is_not_explained_by_a_guess():
+    text = _suggestions_text("n", [Suggestion("icd9cm", "785.6", "Enlargement of lymph nodes", 0.04, accepted=True)])
+    assert text.splitlines()[-1].strip() == "(no evidence in this note)"
 
 
 def test_a_row_that_is_no_text_is_refused(run, small_bundle, tmp_path):

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nosology.text import clean_report
-from nosology.text.report_text import context_features
+from nosology.text.report_text import context_features, is_word_feature
 
 
 @pytest.mark.parametrize(
@@ -83,6 +83,16 @@ def test_features_have_prefixes_for_context():
     assert {"NOT_reflux", "MAYBE_uti", "MAYBE_urinary", "hydronephrosis", "impression:hydronephrosis"} <= features
     assert {"hydro~", "right hydronephrosis", "impression:NOT_reflux"} <= features
     assert "reflux" not in features and "uti" not in features
+
+
+def test_features_without_section_and_those_of_single_words():
+    text = "Impression: No reflux. Right hydronephrosis."
+    features = set(context_features(text))
+    of_section = {name for name in features if ":" in name}
+    assert "impression:hydronephrosis" in of_section
+    assert set(context_features(text, by_section=False)) == features - of_section
+    words = {"impression", "NOT_reflux", "right", "hydronephrosis"}
+    assert {name for name in features if is_word_feature(name)} == words
 
 
 @given(st.text())

@@ -30,6 +30,7 @@ def tune_on_held_out(
 ) -> tuple[Hmhan, Decision]:
     """The model with calibration and prior over code sets, and the decision.
 
+    If every report must get a code, the model also has the prior for reports without a known word.
     logits: (B, L) of held-out reports. train_gold: (N, L) of the train reports. in_train: the held-out reports are
     among the train reports; the prior then must not count the gold set of the report itself.
     """
@@ -46,7 +47,14 @@ def tune_on_held_out(
     decision = Decision.tune(recipe.decision, model.labels, held_out.codes, probabilities)
     if recipe.stable_threshold and recipe.decision.threshold == "global":
         decision = stabilize_threshold(decision, held_out, probabilities)
+    if decision.at_least_one:
+        model.prior = code_shares(train_gold)
     return model, decision
+
+
+def code_shares(gold: sparse.csr_matrix) -> np.ndarray:
+    """The share (L,), float32, of reports with each code; gold: 0/1 (N, L)."""
+    return np.asarray(gold.mean(0), dtype=np.float32).ravel()
 
 
 def mask_versions(model: Hmhan, logits: np.ndarray, reports: ReportDataset) -> np.ndarray:

@@ -51,6 +51,8 @@ class Hmhan(NeuralModel):
     settings: HmhanSettings  # pyrefly: ignore[bad-override-mutable-attribute]  # always of `settings_class`
     columns: MetadataColumns = field(default_factory=MetadataColumns)
     combinations: CodeCombinations | None = None
+    # (L,) shares of the train reports: the probabilities of a report without a known word. None: those are 0.
+    prior: np.ndarray | None = None
 
     kind, tokenizer_class, settings_class = "hmhan", ReportTokenizer, HmhanSettings
     reads_text_only = False
@@ -64,6 +66,18 @@ class Hmhan(NeuralModel):
         """The tokens of a report, with its metadata columns (`note.extra`)."""
         encoding = self.tokenizer.tokenize(note.text)
         return EncodedReport(encoding.ids, encoding.starts, encoding.ends, self.columns.vector(note.extra))
+
+    def knows_words(self, read: Encoding) -> bool:
+        """Whether a report has a word that the model knows."""
+        return len(read) > 0
+
+    def probabilities_of(self, notes: Sequence[Note], reads: Sequence[Encoding]) -> np.ndarray:
+        """Probabilities (B, L) of notes; for a report without a known word the prior, zeros for an empty one."""
+        probabilities = super().probabilities_of(notes, reads)
+        if self.prior is not None:
+            unknown = [bool(note.text.strip()) and not self.knows_words(read) for note, read in zip(notes, reads)]
+            probabilities[unknown] = self.prior
+        return probabilities
 
     def tuned_like(self, other: Self) -> Self:
         """This model with what was tuned on held-out reports for another one, without its code sets."""
@@ -122,7 +136,7 @@ class Hmhan(NeuralModel):
         self, notes: Sequence[Note], encodings: Sequence[Encoding], choose: Callable[[np.ndarray], ChosenEvidence[C]]
     ) -> list[tuple[C, list[list[EvidenceSpan]]]]:
         """For each report what `choose` makes of its probabilities (L,), and the evidence of the labels it chooses."""
-        chosen = map(choose, self.to_probabilities(self.logits_of(encodings)))
+        chosen = map(choose, self.probabilities_of(notes, encodings))
         return [(choice, self.evidence(note, columns)) for note, (choice, columns) in zip(notes, chosen)]
 
     @cached_property
@@ -159,7 +173,7 @@ class Hmhan(NeuralModel):
     # Additional content of model.json.
 
     def extra_config(self) -> dict[str, Any]:
-        """Encoder configuration, loss, columns and code sets."""
+        """Encoder configuration, loss, columns, code sets and prior."""
         net = self.net.nets[0]
         return {
             "transformer": net.encoder.to_json(),
@@ -169,12 +183,15 @@ class Hmhan(NeuralModel):
             "columns": self.columns.to_json(),
             "combinations": self.combinations.to_json() if self.combinations else None,
             "nets": len(self.net.nets),
+            "prior": None if self.prior is None else self.prior.tolist(),
         }
 
     def load_extra_config(self, config: dict[str, Any]) -> None:
         self.columns = MetadataColumns.from_json(config["columns"])
         combinations = config["combinations"]
         self.combinations = CodeCombinations.from_json(combinations, len(self.labels)) if combinations else None
+        prior = config.get("prior")  # absent in bundles of version 0.2
+        self.prior = None if prior is None else np.array(prior, np.float32)
 
     @classmethod
     def build_net(  # pyrefly: ignore[bad-override]  # called with `settings_class` and `tokenizer_class` only

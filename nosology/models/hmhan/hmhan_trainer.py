@@ -27,7 +27,7 @@ from nosology.encoders.tokenizers import ReportTokenizer
 from nosology.encoders.transformer import WindowedTransformer, load_pretrained
 from nosology.evaluation import brief
 from nosology.models.hmhan.code_groups import CodeCombinations
-from nosology.models.hmhan.hmhan_decision import mask_versions, tune_on_held_out
+from nosology.models.hmhan.hmhan_decision import code_shares, mask_versions, tune_on_held_out
 from nosology.models.hmhan.hmhan_model import Hmhan
 from nosology.models.hmhan.hmhan_net import HmhanEnsemble, HmhanNet
 from nosology.models.hmhan.hmhan_settings import HmhanRecipe
@@ -287,6 +287,8 @@ class HmhanTrainer(CoderTrainer[RecipeT], Generic[RecipeT]):
         net, _ = trainer.train_net(0, np.arange(len(trainer.train)), folder / "net_0", stop_epoch=epochs)
         model = trainer.model.tuned_like(tuned)
         model.net = HmhanEnsemble([net])
+        if tuned.prior is not None:
+            model.prior = code_shares(trainer.train.gold)
         if tuned.combinations is not None:
             model.combinations = replace(
                 CodeCombinations.from_gold(trainer.train.gold),

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nosology.core import EvidenceSpan, Note
 from nosology.encoders.state_cache import CachedStates
-from nosology.encoders.tokenizers import TokenIds
+from nosology.encoders.tokenizers import Encoding, TokenIds
 from nosology.models.evidence_spans import best_spans
 from nosology.models.hmhan.hmhan_model import Hmhan
 from nosology.models.neural import EXCLUDED_LOGIT
@@ -33,11 +33,19 @@ class Reports(Hmhan):
 
     kind = "reports"
 
-    def tokenize(self, note: Note) -> WordReport:
-        """The tokens of a report, with its metadata columns (`note.extra`) and its word features."""
+    def tokenize(self, note: Note, *, by_section: bool = True) -> WordReport:
+        """The tokens of a report, with its metadata columns (`note.extra`) and its word features.
+
+        by_section: also the features with their section, which the description of a code does not have.
+        """
         report = super().tokenize(note)
-        features, values = self.words.vector(note.text)
+        features, values = self.words.vector(note.text, by_section=by_section)
         return WordReport(report.ids, report.starts, report.ends, report.columns, features, values)
+
+    def knows_words(self, read: Encoding) -> bool:
+        """Whether a report has a word with a feature."""
+        assert isinstance(read, WordReport)
+        return super().knows_words(read) and len(read.features) > 0
 
     def logits_of(
         self,

@@ -50,7 +50,8 @@ class ReportsEnsembleTrainer(HmhanEnsembleTrainer):
         """A model without nets and SVMs, with the word features of train notes."""
         assert isinstance(recipe, ReportsRecipe)
         texts = (note.text for note in progress(notes, "counting words", total=len(notes)))
-        words = WordFeatures.fit(texts, recipe.words.min_notes, recipe.words.features, recipe.words.pairs)
+        settings, descriptions = recipe.words, _descriptions(labels)
+        words = WordFeatures.fit(texts, settings.min_notes, settings.features, settings.pairs, descriptions)
         counts, precision = np.zeros(len(labels), np.int64), recipe.training.precision
         shared = labels, counts, tokenizer, HmhanEnsemble([]), recipe.model
         return Reports(*shared, precision=precision, columns=columns, words=words)
@@ -59,9 +60,7 @@ class ReportsEnsembleTrainer(HmhanEnsembleTrainer):
         """Fits the SVMs of all train reports. All nets share them: each uses only held-out scores."""
         model, train, settings = self.model, self.train, self.recipe.words
         fold = assign_folds(train, min(settings.folds, len(set(train.groups))), self.recipe.seed)
-        descriptions = [
-            model.tokenize(Note("", label_description(code, expand_headers=True))) for code in model.labels.codes
-        ]
+        descriptions = [model.tokenize(Note("", text), by_section=False) for text in _descriptions(model.labels)]
         reports = cast("list[WordReport]", train.reports)
         model.svms, self.offsets = fit_word_svms(reports, descriptions, len(model.words), train.gold, fold, settings.c)
 
@@ -89,6 +88,11 @@ class ReportsTrainer(HmhanTrainer[ReportsRecipe]):
     """Trains SVMs over words and an ensemble of nets."""
 
     ensemble_trainer = ReportsEnsembleTrainer
+
+
+def _descriptions(labels: LabelSpace) -> list[str]:
+    """The description of each code."""
+    return [label_description(code, expand_headers=True) for code in labels.codes]
 
 
 def choose_net_weight(cross_entropies: dict[float, np.ndarray]) -> float:

@@ -18,7 +18,7 @@ import numpy as np
 from scipy import sparse
 
 from nosology.models.hmhan.report_features import EncodedReport
-from nosology.text.report_text import context_features, positioned_features
+from nosology.text.report_text import context_features, is_word_feature, positioned_features
 from nosology.text.tokens import tokenize
 from nosology.training.calibration import ScoreCalibration
 
@@ -40,12 +40,25 @@ class WordFeatures:
     names: list[str] = field(default_factory=list)
     scale: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))  # (F,) inverse document frequency
     pairs: bool = True
+    unknown_scale: float = 0.0  # the scale of a word that is no feature; 0 in bundles of version 0.2
 
     @classmethod
-    def fit(cls, texts: Iterable[str], min_notes: int, max_features: int, pairs: bool = True) -> WordFeatures:
-        """The features of at least `min_notes` training notes, at most `max_features`, the most frequent first."""
-        counts: Counter[str] = Counter()
-        notes = 0
+    def fit(
+        cls,
+        texts: Iterable[str],
+        min_notes: int,
+        max_features: int,
+        pairs: bool = True,
+        descriptions: Sequence[str] = (),
+    ) -> WordFeatures:
+        """The features of at least `min_notes` training notes, at most `max_features`, the most frequent first.
+
+        descriptions: of codes. Each is an additional training note, without a section.
+        """
+        counts: Counter[str] = Counter(
+            name for text in descriptions for name in set(context_features(text, pairs=pairs, by_section=False))
+        )
+        notes = len(descriptions)
         for text in texts:
             counts.update(set(context_features(text, pairs=pairs)))
             notes += 1
@@ -53,7 +66,8 @@ class WordFeatures:
         if len(names) > max_features:
             names = sorted(sorted(names, key=lambda name: (-counts[name], name))[:max_features])
         frequency = np.array([counts[name] for name in names], dtype=np.float64)
-        return cls(names, (np.log((1 + notes) / (1 + frequency)) + 1).astype(np.float32), pairs)
+        scale = (np.log((1 + notes) / (1 + frequency)) + 1).astype(np.float32)
+        return cls(names, scale, pairs, float(np.log((1 + notes) / 2) + 1))  # an unknown word is in one note: this one
 
     def __len__(self) -> int:
         return len(self.names)
@@ -62,12 +76,18 @@ class WordFeatures:
     def _ids(self) -> dict[str, int]:
         return {name: number for number, name in enumerate(self.names, 1)}
 
-    def vector(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-        """The feature ids (K,) of a text, ascending, and their values (K,), which have L2 norm 1."""
-        present = {self._ids.get(name, 0) for name in context_features(text, pairs=self.pairs)}
-        ids = np.array(sorted(present - {0}), dtype=np.int64)
+    def vector(self, text: str, *, by_section: bool = True) -> tuple[np.ndarray, np.ndarray]:
+        """The feature ids (K,) of a text, ascending, and their values (K,).
+
+        Their L2 norm is 1, or less if the text has unknown words: otherwise the only known word of a text would have a
+        value, and so an SVM score, that no word of a training note has. by_section: features with their section, too.
+        """
+        names = set(context_features(text, pairs=self.pairs, by_section=by_section))
+        ids = np.array(sorted(self._ids[name] for name in names if name in self._ids), dtype=np.int64)
         values = self.scale[ids - 1]
-        return ids, values / max(float(np.linalg.norm(values)), 1e-6)
+        unknown = sum(is_word_feature(name) and name not in self._ids for name in names)
+        norm = float(np.hypot(np.linalg.norm(values), self.unknown_scale * unknown**0.5))
+        return ids, values / np.float32(max(norm, 1e-6))
 
     def contributions(self, text: str, weights: np.ndarray) -> np.ndarray:
         """What each word adds (W, C) to the scores under weights (F, C); a feature is divided among its positions."""
@@ -82,11 +102,17 @@ class WordFeatures:
         return contributions
 
     def to_json(self) -> dict[str, Any]:
-        return {"names": self.names, "scale": self.scale.tolist(), "pairs": self.pairs}
+        return {
+            "names": self.names,
+            "scale": self.scale.tolist(),
+            "pairs": self.pairs,
+            "unknown_scale": self.unknown_scale,
+        }
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> WordFeatures:
-        return cls(value["names"], np.array(value["scale"], dtype=np.float32), value["pairs"])
+        scale = np.array(value["scale"], dtype=np.float32)
+        return cls(value["names"], scale, value["pairs"], value.get("unknown_scale", 0.0))
 
 
 @dataclass(frozen=True)

@@ -95,6 +95,20 @@ def test_without_dev_each_net_holds_out_one_fold(tiny, tmp_path):
     assert 44 <= (fold == 0).sum() <= 46
 
 
+@pytest.mark.parametrize("refit", [False, True])
+def test_a_report_without_words_gets_the_most_frequent_code_if_each_report_has_one(refit, tiny, tmp_path):
+    notes = [replace(note, split=("train", "dev")[i % 3 == 2]) for i, note in enumerate(small_notes(60)) if note.codes]
+    corpus = write_corpus(notes, tmp_path / "corpus", source={"kind": "test"}, filters=[], counts={})
+    train(load_recipe("hmhan", [*tiny, "training.epochs=1"]), [corpus], tmp_path / "bundle", refit=refit)
+    bundle = Bundle.load(tmp_path / "bundle")
+    known = [note for note in notes if refit or note.split == "train"]
+    shares = [sum(code in note.codes for note in known) / len(known) for code in bundle.model.labels.codes]
+    probabilities = bundle.model.probabilities(as_notes(["12345 67 89.0 ###", "...", ""]))
+    assert probabilities == pytest.approx(np.array([shares, shares, np.zeros(len(shares))]), abs=1e-6)
+    accepted = [[item.code for item in codes if item.accepted] for codes in Coder(bundle).code_all(["...", ""])]
+    assert bundle.decision.at_least_one and accepted[0] and not accepted[1]
+
+
 def test_near_duplicate_reports_are_in_one_fold(tiny, tmp_path):
     notes = small_notes(24)
     notes += [replace(note, id=f"again-{i}", patient=None) for i, note in enumerate(notes[:9])]

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from scipy.special import expit
 
 from nosology.config import load_recipe
-from nosology.core import ConfigError, Note
+from nosology.core import Code, ConfigError, Note
 from nosology.corpora.corpus import write_corpus
 from nosology.evaluation.measure import measure
 from nosology.models.bundle import Bundle
@@ -19,6 +20,7 @@ from nosology.models.hmhan.hmhan_net import HmhanEnsemble
 from nosology.models.hmhan.report_batches import ReportBatchBuilder
 from nosology.models.reports.reports_trainer import ReportsEnsembleTrainer, choose_net_weight
 from nosology.models.train import train
+from nosology.serving.coder import Coder
 from tests.conftest import as_notes, small_notes
 from tests.encoders.tiny import tiny_reports_settings
 
@@ -53,6 +55,40 @@ def test_cross_fitted_nets_share_the_svms_of_all_reports(tiny, tmp_path):
     bundle = train(load_recipe("reports", settings), [corpus_of(notes, tmp_path / "corpus")], tmp_path / "bundle")
     assert len(bundle.model.net.nets) == 2 and bundle.provenance["n_dev"] == 60
     assert bundle.model.svms.weights.shape == (len(bundle.model.words), len(bundle.model.labels))
+
+
+@pytest.mark.parametrize("at_least_one", [True, False])
+def test_a_report_without_a_known_word_has_the_shares_of_train(at_least_one, tiny, tmp_path):
+    """If every report must have a code; otherwise a report without words has none."""
+    notes = [replace(note, split=None) for note in small_notes(60) if note.codes]
+    settings = [*tiny, "model.ensemble_size=2", "training.epochs=1", f"decision.at_least_one={at_least_one}".lower()]
+    train(load_recipe("reports", settings), [corpus_of(notes, tmp_path / "corpus")], tmp_path / "bundle")
+    bundle = Bundle.load(tmp_path / "bundle")
+    model, texts = bundle.model, ["...", "12345 67 89.0 ###", "", " \n", "Xyzzy, kein Befund"]
+    probabilities = model.probabilities(as_notes(texts))
+    shares = model.train_counts / len(notes) * at_least_one
+    assert probabilities[:2] == pytest.approx(np.array([shares, shares]), abs=1e-6) and not probabilities[2:4].any()
+    assert (probabilities[4] == pytest.approx(shares, abs=1e-6)) == at_least_one
+    assert np.concatenate(list(model.probability_blocks(as_notes(texts)))).tolist() == probabilities.tolist()
+    found = list(Coder(bundle).code_all(texts))
+    accepted = [any(item.accepted for item in suggestions) for suggestions in found]
+    assert accepted[:4] == [at_least_one, at_least_one, False, False] and accepted[4] >= at_least_one
+    assert not any(item.evidence for suggestions in found for item in suggestions)
+
+
+def test_a_negated_word_of_a_description_does_not_give_its_code(tiny, tmp_path):
+    """ "acute" stands in the description of 462, and affirmed in "no acute process" of other reports."""
+    cough, throat = Code("icd9cm", "786.2"), Code("icd9cm", "462")
+    filler = "abcdefghijklmnopqrstuvwxyz"
+    texts = [f"History: cough {a}{a}.\nImpression: {'No acute process' if a < 'd' else 'Clear'}." for a in filler]
+    notes = [Note(f"n{i}", text, codes=(cough,)) for i, text in enumerate(texts)]
+    notes += [Note(f"t{i}", f"History: sore throat {i}.\nImpression: Clear.", codes=(throat,)) for i in range(2)]
+    trainer = ReportsEnsembleTrainer.from_notes(load_recipe("reports", tiny), notes, tmp_path, "")
+    model = trainer.model
+    new = ["No acute findings.", "No acute disease.", "Sore throat.", "Pharyngitis."]
+    probabilities = expit(model.svms.logits([model.tokenize(note) for note in as_notes(new)]))
+    of_throat = probabilities[:, model.labels.column(throat)]
+    assert of_throat[:2].max() < 0.15 < 0.5 < of_throat[2:].min()
 
 
 def test_nets_are_trained_with_held_out_logits_and_score_with_those_of_all_svms(tiny, tmp_path):

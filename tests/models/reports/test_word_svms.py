@@ -47,6 +47,28 @@ def test_feature_ids_start_at_one(words):
     assert WordFeatures.from_json(words.to_json()).vector("No pneumonia")[0].tolist() == ids.tolist()
 
 
+def test_unknown_words_lower_the_values_of_the_known_ones(words):
+    ids, values = words.vector("No pneumonia")
+    same_ids, lower = words.vector("No pneumonia. Zzz yyy")
+    assert same_ids.tolist() == ids.tolist() and np.linalg.norm(lower) < 0.8
+    assert lower / values == pytest.approx(lower[0] / values[0]), "all by the same factor"
+    assert np.linalg.norm(words.vector(TEXTS[0])[1]) == pytest.approx(1), "a train report has no unknown word"
+    saved = words.to_json()
+    assert WordFeatures.from_json(saved).vector("No pneumonia. Zzz yyy")[1].tolist() == lower.tolist()
+    del saved["unknown_scale"]
+    before = WordFeatures.from_json(saved).vector("No pneumonia. Zzz yyy")[1]
+    assert before.tolist() == values.tolist(), "older bundles keep their values"
+
+
+def test_words_of_descriptions_are_features_without_section(words):
+    with_descriptions = WordFeatures.fit(TEXTS, 1, 1000, descriptions=["Acute pharyngitis", "Pneumonia"])
+    added = {"acute", "pharyngitis", "phary~", "acute pharyngitis"}
+    assert set(with_descriptions.names) - set(words.names) == added
+    ids, values = with_descriptions.vector("Right pneumonia", by_section=False)
+    assert {with_descriptions.names[i - 1] for i in ids} == {"right", "pneumonia", "pneum~", "right pneumonia"}
+    assert np.linalg.norm(values) == pytest.approx(1)
+
+
 def test_contributions_add_up_to_the_score(fitted, words):
     svms, _, _ = fitted
     text = "Right pneumonia, view a. No pneumonia"
