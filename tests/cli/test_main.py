@@ -320,10 +320,15 @@ def test_long_command_says_that_it_goes_on(monkeypatch, capsys):
     monkeypatch.setattr(cli, "_EXTRA_SECONDS", 0.0)
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # `main` replaces it
     monkeypatch.setattr(cli, "app", lambda: time.sleep(0.3))
-    for words, expected in (("compare", True), ("serve", False)):
-        monkeypatch.setattr(sys, "argv", ["nosology", words])
+    calls = {"compare a": "compare", "corpus split all": "corpus split", "federate simulate caml": "federate simulate"}
+    for words, shown in calls.items():
+        monkeypatch.setattr(sys, "argv", ["nosology", *words.split()])
         cli.main()
-        assert ("compare: 0:00:00 so far\n" in capsys.readouterr().err) is expected
+        assert f"{shown}: 0:00:00 so far\n" in capsys.readouterr().err
+    for words in ("serve", "workbench backup", "federate site"):
+        monkeypatch.setattr(sys, "argv", ["nosology", *words.split()])
+        cli.main()
+        assert capsys.readouterr().err == ""
 
 
 def test_help_imports_no_heavy_module():
