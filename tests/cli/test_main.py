@@ -19,6 +19,7 @@ from typer.main import get_command
 from nosology import cli
 from nosology.cli import INTERRUPTED, app
 from nosology.config import load_recipe
+from nosology.core import progress
 from nosology.core.files import exclusive_output
 from nosology.corpora.corpus import write_corpus
 from nosology.corpora.notes_file import note_to_json
@@ -329,6 +330,18 @@ def test_long_command_says_that_it_goes_on(monkeypatch, capsys):
         monkeypatch.setattr(sys, "argv", ["nosology", *words.split()])
         cli.main()
         assert capsys.readouterr().err == ""
+
+
+def test_long_steps_are_named(run, small_bundle, small_corpus, tmp_path, monkeypatch):
+    titles, add = [], progress._lines.add
+    monkeypatch.setattr(progress._lines, "add", lambda report: [titles.append(report[0]), add(report)])
+    run("corpus", "split", small_corpus.folder, "--out", tmp_path / "split")
+    assert {"looking for near-duplicates", "dividing the notes"} <= {*titles}
+    titles.clear()
+    run("corpus", "audit", tmp_path / "split")
+    assert "looking for near-duplicates" in titles
+    run("evaluate", small_bundle, "--corpus", small_corpus.folder, "--out", tmp_path / "report")
+    assert {"metrics with intervals", "writing the report"} <= {*titles}
 
 
 def test_help_imports_no_heavy_module():
