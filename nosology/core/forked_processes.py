@@ -46,8 +46,9 @@ def forked_map(function: Callable[[T], R], items: Iterable[T], workers: int) -> 
 
     Forked processes share the memory of this one: what the function has loaded is not loaded again, and nothing but
     items and results passes between processes. A few items, and all on systems other than Linux, are computed in this
-    process; there are no more processes than blocks of items, and at most eight per core (else ConfigError). An exception is raised in the place of its item, after the results before it. The processes start before
-    this function returns, so that threads of the caller that begin later do not matter.
+    process; there are no more processes than blocks of items, and at most eight per core (else ConfigError). An
+    exception is raised in the place of its item, after the results before it. The processes start before this function
+    returns, so that threads of the caller that begin later do not matter.
     """
     check_workers("workers", workers)
     blocks = _blocks(iter(items))
