@@ -200,7 +200,7 @@ def _version_cautions(scorer: _SplitScorer, versions: np.ndarray, split: str) ->
     cautions = []
     if not counts.all():
         cautions.append(f"{(~counts).sum()} notes of {split} are coded in another ICD version and left out")
-    if len({SYSTEM_VERSION[system] for system in scorer.systems}) > 1 and len(np.unique(versions[versions != 0])) > 1:
+    if len({SYSTEM_VERSION[system] for system in scorer.systems}) > 1 and len(np.unique(versions)) > 1:
         cautions.append("each note is scored on the ICD version of its true codes; for new notes it must be known")
     return cautions
 
