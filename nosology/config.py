@@ -134,7 +134,8 @@ def _message(error: ValidationError, recipe: type[BaseModel], source: str) -> st
     keys = _location(recipe, first["loc"])
     if first["type"] == "extra_forbidden":
         allowed = ", ".join(_section(recipe, keys[:-1]).model_fields)
-        where = f"[{'.'.join(keys[:-1])}]" if len(keys) > 1 else "a recipe"
+        whole = "a recipe" if issubclass(recipe, Recipe) else "a study"
+        where = f"[{'.'.join(keys[:-1])}]" if len(keys) > 1 else whole
         return f"{source}: {where} has no key {keys[-1]!r}; allowed: {allowed}"
     # If several types are allowed, there is one error per type at the same location.
     same = [first, *(other for other in others if _location(recipe, other["loc"]) == keys)]

@@ -49,6 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--notes", type=int, default=300)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     coder = Coder(day_one())  # fills the cache
     started = time.process_time()
@@ -71,7 +72,7 @@ def main() -> None:
                 results[f"batch_{name}_{workers}_workers_{key}"] = value
     for key, value in results.items():
         print(f"{key:44}{value:>12.2f}" if isinstance(value, float) else f"{key:44}{value:>12}")
-    RESULTS.write_text(json.dumps(results, indent=2) + "\n")
+    arguments.out.write_text(json.dumps(results, indent=2) + "\n")
 
 
 def _started() -> dict[str, float]:

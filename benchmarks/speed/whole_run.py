@@ -2,15 +2,16 @@
 
     python benchmarks/speed/whole_run.py --notes 2500 10000 40000 --steps 300
 
-Simulates about as many discharge summaries as MIMIC-IV has, 281,000 (43% with ICD-10, 57% with ICD-9 codes), or fewer,
+Simulates about as many discharge summaries as MIMIC-IV has, 281,000 (45% with ICD-10, 55% with ICD-9 codes), or fewer,
 as given, writes a corpus of each version, splits and audits both, the two versions side by side, trains
 `dual_laat-paper` on both for some steps and evaluates it on the ICD-10 test notes, each stage by its `nosology`
 command. Prints for each stage seconds by the clock, CPU seconds, the peak of memory that is not a mapped file, the mean
-use of the GPU, and milliseconds per note; and the time that all ten epochs of the paper would take. Sizes ascend: the
-projection uses the cost per note between two sizes. A step costs more the more codes it scores, and a small corpus has
-fewer of them than MIMIC-IV: compare the printed number with `labels` of the recipe. word2vec uses all cores at every
-size (--set vectors.workers=N for another number). --prepare stops before training, which needs a GPU, and has a result
-file of its own.
+use of the GPU, and milliseconds per note; the peak of all stages that prepare both versions together; and the time that
+all ten epochs of the paper would take. Sizes ascend: the projection uses the cost per note between two sizes. A step
+costs more the more codes it scores, and a small corpus has fewer of them than MIMIC-IV: compare the printed number with
+`labels` of the recipe. word2vec uses all cores at every size (--set vectors.workers=N for another number). --prepare
+stops before training, which needs a GPU, and has a result file of its own. A result file keeps the sizes that are not
+measured again.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -131,14 +133,17 @@ def run(notes: int, steps: int, settings: list[str], folder: Path) -> dict[str, 
     hospital, bundle, report = folder / "hospital", folder / "bundle", folder / "report"
     patients = str(round(notes / NOTES_PER_PATIENT))
     stages = [measure("simulate", "simulate", "--out", str(hospital), "--patients", patients, "--years", YEARS)]
-    started = time.monotonic()
-    with ThreadPoolExecutor(len(VERSIONS)) as pool:
-        for version_stages in pool.map(lambda version: prepare(version, hospital, folder), VERSIONS):
-            stages += version_stages
+    started, sampler = time.monotonic(), Sampler(os.getpid())  # of both versions together
+    try:
+        with ThreadPoolExecutor(len(VERSIONS)) as pool:
+            for version_stages in pool.map(lambda version: prepare(version, hospital, folder), VERSIONS):
+                stages += version_stages
+    finally:
+        sampler.close()
     seconds = round(time.monotonic() - started, 1)
     written = {version: _split_sizes(folder / version) for version in VERSIONS}
     result = {"notes": sum(sum(sizes.values()) for sizes in written.values()), "written": written, "steps": steps}
-    result["prepare_seconds"] = seconds
+    result |= {"prepare_seconds": seconds, "prepare_peak_gb": round(sampler.peak, 2)}
     result["train_codes"] = {version: _train_codes(folder / version) for version in VERSIONS}
     if not steps:
         return result | {"stages": [asdict(stage) for stage in stages]}
@@ -211,6 +216,13 @@ def seconds_around_training(result: dict[str, Any]) -> float:
     return result["prepare_seconds"] + sum(later) - steps
 
 
+def write_merged(path: Path, result: dict[str, Any]) -> None:
+    """Writes a result beside those of other sizes in the file, by number of notes."""
+    known = json.loads(path.read_text()) if path.exists() else []
+    others = [other for other in known if other["notes"] != result["notes"]]
+    path.write_text(json.dumps(sorted([*others, result], key=itemgetter("notes")), indent=1) + "\n")
+
+
 def main() -> None:
     """Prints and writes the stages at each size."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -234,7 +246,8 @@ def main() -> None:
             result["projection"] = projection(result, results[-2] if len(results) > 1 else None)
         codes = ", ".join(f"{codes:,} codes in {version}" for version, codes in result["train_codes"].items())
         size = f"{result['notes']:,} notes, {codes}, {os.cpu_count()} cores"
-        print(f"\n{size}; both versions written, split and audited in {result['prepare_seconds']} s")
+        cost = f"{result['prepare_seconds']} s, {result['prepare_peak_gb']} GB with this program"
+        print(f"\n{size}; both versions written, split and audited in {cost}")
         for stage in result["stages"]:
             cost = 1000 * stage["seconds"] / result["notes"]
             share = "" if stage["gpu_percent"] is None else f"  GPU {stage['gpu_percent']:.0f}%"
@@ -242,7 +255,7 @@ def main() -> None:
             print(f"{times}{stage['peak_gb']:8.2f} GB{cost:9.2f} ms per note{share}")
         if "projection" in result:
             print(json.dumps(result["projection"]), flush=True)
-        out.write_text(json.dumps(results, indent=1) + "\n")
+        write_merged(out, result)
 
 
 if __name__ == "__main__":

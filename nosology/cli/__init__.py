@@ -72,6 +72,7 @@ app.add_typer(import_app, name="import")
 _any = {"allow_extra_args": True, "ignore_unknown_options": True}
 for _name in REMOVED:
     app.command(_name, hidden=True, context_settings=_any)(removed)
+_GROUPS = {group.name for group in app.registered_groups}  # commands that have subcommands
 
 
 # Commands that wait for others: they show no progress of their own.
@@ -85,8 +86,8 @@ def main() -> None:
     _survive_closed_pipes()
     warnings.showwarning = _show_warning
     logging.getLogger().addHandler(logging.NullHandler())  # else Python prints messages of libraries to standard error
-    command = " ".join(sys.argv[1 : 3 if sys.argv[1:2] == ["federate"] else 2])
-    is_shown = command not in _ENDLESS
+    command = _command()
+    is_shown = command not in _ENDLESS and command.partition(" ")[0] not in _ENDLESS
     shown = activity(command, spinner=False, extra_seconds=_EXTRA_SECONDS) if is_shown else nullcontext()
     try:
         with shown:
@@ -119,6 +120,11 @@ def main() -> None:
         if end.code == INTERRUPTED:
             print(f"nosology: interrupted; {_after_interrupt(sys.argv[1:])}", file=sys.stderr)
         raise
+
+
+def _command() -> str:
+    """The command as it was called, with its subcommand."""
+    return " ".join(sys.argv[1 : 3 if _GROUPS & set(sys.argv[1:2]) else 2])
 
 
 def _after_interrupt(words: list[str]) -> str:

@@ -6,11 +6,14 @@ import shlex
 from copy import deepcopy
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from nosology.cli.coder_commands import Overrides
+
+if TYPE_CHECKING:
+    from nosology.corpora.corpus import Corpus
 
 REMOVED = {"grid": "nosology reproduce federated-heads", "leakage": "nosology reproduce hmhan leakage"}
 
@@ -60,14 +63,16 @@ def reproduce(
         check_cache_folder(cache)
     values = override(deepcopy(module.SMALL) if small else {}, settings)
     study = parse_settings(module.STUDY, values | ({"seeds": seeds} if seeds else {}), paper)
+    wanted = [table] if table else list(module.TABLES)
+    study.check_tables(wanted)
     corpora = [Corpus.open(folder) for folder in corpus]
     if len({opened.hash for opened in corpora}) < len(corpora):
         raise ConfigError("each corpus must be given once; two of them have the same notes")
     with exclusive_output(out, f"another reproduction is running in {out}"):
-        corpora = corpora or module.simulate(study, out / "simulated")
+        corpora = corpora or _simulated(module, study, out)
         line = _command_line(paper, table, corpus, out, small, seeds, settings)
         call = StudyCall(module.TITLE, module.TABLES, line, study.model_dump(mode="json"), corpora, not corpus)
-        tables = module.tables(study, corpora, out, [table] if table else list(module.TABLES))
+        tables = module.tables(study, corpora, out, wanted)
         tables = [each.with_first_rows(study.rows) for each in tables]
         runs = {key: run for each in tables for key, run in each.runs.items()}
         runner = Runner(out, cache or out / "cache", jobs, keep_bundles)
@@ -84,6 +89,20 @@ def reproduce(
     if len(results) < len(runs):
         typer.echo(missing(runs, results, failed), err=True)
         raise typer.Exit(1)
+
+
+def _simulated(module: Any, study: Any, out: Path) -> list[Corpus]:
+    """The corpora of a simulated hospital, which has train, dev and test notes."""
+    from nosology.core import DataError
+    from nosology.reproduce.runner import check_splits
+
+    try:
+        corpora = module.simulate(study, out / "simulated")
+        for corpus in corpora:
+            check_splits(corpus)
+    except DataError as error:
+        raise DataError(f"the simulated hospital is too small: patients must be more than {study.patients}") from error
+    return corpora
 
 
 def _command_line(

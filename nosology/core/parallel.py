@@ -21,6 +21,7 @@ R = TypeVar("R")
 _WORKERS_PER_CORE = 8
 _POLL_SECONDS = 1.0  # of a process that waits for the end of its parent
 
+
 def cores() -> int:
     """The number of cores that this process may use; LOKY_MAX_CPU_COUNT lowers it."""
     from joblib import cpu_count

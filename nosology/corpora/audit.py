@@ -10,6 +10,7 @@ from typing import Any
 
 from nosology.codes import is_known
 from nosology.core import ConfigError, Note
+from nosology.core.progress import activity
 from nosology.corpora.corpus import Corpus
 from nosology.corpora.duplicates import SHINGLE, THRESHOLD, check_threshold, exact_pairs, near_pairs
 from nosology.corpora.group_splits import NoteSummary, summarize_notes
@@ -119,7 +120,8 @@ def _check_duplicates(notes: list[NoteSummary], threshold: float) -> Iterator[Au
     """Duplicates and near-duplicates across splits and within a split, then those of one patient."""
     prints = [note.fingerprint for note in notes if note.fingerprint is not None]
     exact = exact_pairs(prints)
-    near, similarity = near_pairs(prints, threshold)
+    with activity("looking for near-duplicates"):
+        near, similarity = near_pairs(prints, threshold)
     # One note per split represents all copies of a text, so that many copies do not give very many pairs.
     copies: dict[int, dict[str | None, int]] = {}
     example: dict[int, tuple[int, ...]] = {}

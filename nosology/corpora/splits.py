@@ -18,7 +18,7 @@ from nosology.core import SPLITS, SYSTEMS, Code, ConfigError, DataError, Note
 from nosology.core.errors import RenamedWarning
 from nosology.core.files import check_results_folder
 from nosology.core.label_space import column_sums
-from nosology.core.progress import progress
+from nosology.core.progress import activity, progress
 from nosology.corpora.corpus import Corpus, check_corpus_folder, write_corpus
 from nosology.corpora.duplicates import THRESHOLD, check_threshold
 from nosology.corpora.filters import assign_splits, frequent_codes, keep_codes, read_splits
@@ -48,12 +48,13 @@ def stratified_splits(
         raise ConfigError(f"k must be at least 1; got {k}")
     if not notes:
         raise DataError("a corpus without notes cannot be split")
-    groups = group_numbers(notes, threshold=threshold)
+    with activity("looking for near-duplicates"):
+        groups = group_numbers(notes, threshold=threshold)
     counts, sizes, _ = group_label_counts(notes, groups, within="site")
     used = np.flatnonzero(shares)
     _check_parts(len(used), len(sizes), "splits")
     splits = []
-    for number in range(k):
+    for number in progress(range(k), "dividing the notes", unit="splits"):
         part = stratify(counts, sizes, shares[used], np.random.default_rng([seed, number]))
         names = np.array(SPLITS)[used][part[groups]]
         splits.append({note.id: str(name) for note, name in zip(notes, names)})

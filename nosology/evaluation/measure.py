@@ -15,7 +15,7 @@ from nosology.codes.lookup import label_description
 from nosology.core import SPLITS, SYSTEMS, Code, ConfigError, DataError, Note, __version__
 from nosology.core.label_space import SYSTEM_VERSION, LabelSpace, label_versions, mask_other_versions, note_versions
 from nosology.core.model import BatchScoring, Model, OpenVocabulary
-from nosology.core.progress import progress
+from nosology.core.progress import activity, progress
 from nosology.corpora.corpus import Corpus
 from nosology.evaluation import Evaluation, examine, tune_threshold
 from nosology.evaluation.report import check_report_folder, write_report
@@ -82,7 +82,8 @@ def measure(
         thresholds = bundle.decision.thresholds(scorer.labels)
     labels, true, probabilities = scorer.score(split)
     one = bundle.decision.at_least_one
-    evaluation = examine(labels, true, probabilities, thresholds, systems=counted, at_least_one=one, seed=seed)
+    with activity("metrics with intervals"):
+        evaluation = examine(labels, true, probabilities, thresholds, systems=counted, at_least_one=one, seed=seed)
 
     cautions = _cautions(bundle, corpus, split, tune, counted & present - set(labels.systems))
     cautions += _version_cautions(scorer, note_versions(gold), split)
@@ -99,7 +100,8 @@ def measure(
     }
     if out is not None:
         counts = dict(zip(bundle.model.labels.codes, bundle.model.train_counts.tolist()))
-        write_report(out, evaluation, train_counts=counts, provenance=provenance | _bundle_provenance(bundle))
+        with activity("writing the report"):
+            write_report(out, evaluation, train_counts=counts, provenance=provenance | _bundle_provenance(bundle))
     return Measured(evaluation, cautions)
 
 
@@ -198,7 +200,7 @@ def _version_cautions(scorer: _SplitScorer, versions: np.ndarray, split: str) ->
     cautions = []
     if not counts.all():
         cautions.append(f"{(~counts).sum()} notes of {split} are coded in another ICD version and left out")
-    if len({SYSTEM_VERSION[system] for system in scorer.systems}) > 1 and len(np.unique(versions[versions != 0])) > 1:
+    if len({SYSTEM_VERSION[system] for system in scorer.systems}) > 1 and len(np.unique(versions)) > 1:
         cautions.append("each note is scored on the ICD version of its true codes; for new notes it must be known")
     return cautions
 

@@ -222,9 +222,9 @@ class NeuralModel(Calibrated[NetT], Generic[NetT, SettingsT, TokenizerT]):
         """Probabilities (B, L); zeros for a note without a token."""
         return self.probabilities_of(notes, [self.tokenize(note) for note in notes])
 
-    def probabilities_of(self, notes: Sequence[Note], reads: Sequence[Encoding]) -> np.ndarray:
-        """Probabilities (B, L) of notes; reads: the tokenized notes."""
-        return self.to_probabilities(self.logits_of(reads))
+    def probabilities_of(self, notes: Sequence[Note], encodings: Sequence[Encoding]) -> np.ndarray:
+        """Probabilities (B, L) of notes; encodings: the tokenized notes."""
+        return self.to_probabilities(self.logits_of(encodings))
 
     def tokenize(self, note: Note) -> Encoding:
         """The tokens of a note, and further inputs of the net."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -89,6 +89,10 @@ class DualLaatStudy(runner.StudySettings):
         """The recipe of each model that is not left out."""
         kinds = {"cnn": "dual_laat", "gru": "dual_laat"}
         return {f"models.{model}": (name, kinds.get(model, model)) for model, name in self.models if name}
+
+    def run_settings(self, tables: Collection[str]) -> Iterator[tuple[str, list[str]]]:
+        """The settings of all runs of a model."""
+        yield from ((name, ["seed=0", "labels.systems=[]"]) for _, name in self.models if name)
 
 
 STUDY = DualLaatStudy

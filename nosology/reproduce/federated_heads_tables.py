@@ -16,8 +16,9 @@ from __future__ import annotations
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
@@ -123,6 +124,12 @@ class FederatedHeadsStudy(runner.StudySettings):
         """The recipe of each head."""
         return {f"heads.{head}": (f"heads-{head}", "heads") for head in self.heads}
 
+    def run_settings(self, tables: Collection[str]) -> Iterator[tuple[str, list[str]]]:
+        """The settings of each model. The rule of `sites.notes` is applied to the corpus: federations drop no code."""
+        for embedder, head in product(self.embedders, self.heads):
+            settings = [f"seed={self.seed}", f"embedder.model={embedder!r}", f"model.head={head}"]
+            yield f"heads-{head}", [*settings, "federation.min_site_notes=1", "federation.min_notes=1"]
+
 
 STUDY = FederatedHeadsStudy
 
@@ -136,7 +143,8 @@ def tables(study: FederatedHeadsStudy, corpora: Sequence[Corpus], folder: Path, 
     """The wanted tables; those about notes once per corpus."""
     settings = list(dict.fromkeys(SETTING[name] for name in wanted if name in SETTING))
     models: list[tuple[str, str]] = [(embedder, head) for embedder in study.embedders for head in study.heads]
-    recipes = {(embedder, head): _recipe(study, embedder, head) for embedder, head in models}
+    loaded = (study.load(name, *settings) for name, settings in study.run_settings(wanted))
+    recipes = {model: recipe for model, recipe in zip(models, loaded) if isinstance(recipe, FederatedHeadsRecipe)}
     if "federated" in settings and (least := max(r.federation.min_sites for r in recipes.values())) > study.sites.count:
         raise ConfigError(f"federation.min_sites must be at most sites.count, {study.sites.count}; got {least}")
     by_embedder = {embedder: recipes[embedder, study.heads[0]] for embedder in study.embedders}
@@ -183,14 +191,6 @@ def _training_runs(
                 run = Run(names, f"{__name__}:run", recipe, (notes,), repeat, options, f"{name} {embedder}")
                 runs.setdefault((embedder, head, setting), []).append(run)
     return runs
-
-
-def _recipe(study: FederatedHeadsStudy, embedder: str, head: str) -> FederatedHeadsRecipe:
-    """The recipe of a run. The rule of `sites.notes` is applied to the corpus, so the federation drops no code."""
-    settings = [f"seed={study.seed}", f"embedder.model={embedder!r}", f"model.head={head}"]
-    recipe = study.load(f"heads-{head}", *settings, "federation.min_site_notes=1", "federation.min_notes=1")
-    assert isinstance(recipe, FederatedHeadsRecipe)
-    return recipe
 
 
 def _files(recipe: FederatedHeadsRecipe) -> str:

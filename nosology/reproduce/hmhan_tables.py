@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -105,6 +105,22 @@ class HmhanStudy(runner.StudySettings):
         """The recipe of HMHAN, and those of other coders in the ablations."""
         return {"base": (self.base, "hmhan")} | {name: (name, name) for name in OTHER_RECIPES}
 
+    def run_settings(self, tables: Collection[str]) -> Iterator[tuple[str, list[str]]]:
+        """The settings of each row."""
+        rows = {row: settings for table in tables for row, settings in VARIANTS.get(table, {}).items()}
+        if "3" in tables:
+            rows[WITHOUT_SMOTE] = VARIANTS["ablations"][WITHOUT_SMOTE]
+        for row, settings in {"": [], **rows}.items():
+            yield self.row_recipe(row, settings, seed=0)
+
+    def row_recipe(self, row: str, settings: Sequence[str], seed: int) -> tuple[str, list[str]]:
+        """The recipe of a row and its settings; other coders than HMHAN learn its codes."""
+        if row not in OTHER_RECIPES:
+            return self.base, [f"seed={seed}", *settings]
+        labels = self.load(self.base).labels.model_dump(mode="json", exclude_defaults=True)
+        of_labels = [f"labels.{key}={json.dumps(value)}" for key, value in labels.items()]
+        return row, [f"seed={seed}", *settings, *of_labels]
+
 
 STUDY = HmhanStudy
 
@@ -166,11 +182,8 @@ class _HmhanTables:
         self, row: str, function: str, settings: Sequence[str] = (), seeds: int | None = None, **options: Any
     ) -> tuple[Run, ...]:
         """The runs of a row, one per seed; they share the cached states of the frozen encoder."""
-        base = self.study.base
-        if row in OTHER_RECIPES:
-            labels = self.study.load(base).labels.model_dump(mode="json", exclude_defaults=True)
-            base, settings = row, [*settings, *(f"labels.{key}={json.dumps(value)}" for key, value in labels.items())]
-        recipes = [self.study.load(base, f"seed={seed}", *settings) for seed in range(seeds or self.study.seeds)]
+        named = [self.study.row_recipe(row, settings, seed) for seed in range(seeds or self.study.seeds)]
+        recipes = [self.study.load(recipe, *changes) for recipe, changes in named]
         name = f"nosology.reproduce.hmhan_runs:{function}"
         corpus = self.corpus if function == "run_corpus" else self.reports
         return tuple(Run((row,), name, recipe, (corpus,), i, options, "states") for i, recipe in enumerate(recipes))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -127,6 +127,12 @@ class PlantStudy(runner.StudySettings):
     def recipes(self) -> dict[str, tuple[str, str]]:
         """The recipe of each coder."""
         return {f"coders.{coder}": (name, "plant" if coder == "PLANT" else "") for coder, name in self.coders.items()}
+
+    def run_settings(self, tables: Collection[str]) -> Iterator[tuple[str, list[str]]]:
+        """The settings of all runs of a coder, and those with which the encoder of PLANT is frozen."""
+        yield from ((name, ["seed=0"]) for name in self.coders.values())
+        frozen = {"5": FROZEN[:1], "8": FROZEN}
+        yield from ((self.coders["PLANT"], frozen[table]) for table in tables if table in frozen)
 
 
 @dataclass(frozen=True)

@@ -69,11 +69,21 @@ class StudySettings(Settings):
         """The recipes of a study: setting -> the name of its recipe and the kind that it must have; empty: any."""
         return {}
 
+    def run_settings(self, tables: Collection[str]) -> Iterator[tuple[str, list[str]]]:
+        """The recipe and the settings of runs of these tables: what a user must not set."""
+        yield from ()
+
+    def check_tables(self, tables: Collection[str]) -> None:
+        """Raises ConfigError if a change to a recipe is a setting of one of these tables."""
+        for name, settings in self.run_settings(tables):
+            self.load(name, *settings)
+
     def load(self, name: str, *settings: str) -> Recipe:
         """The recipe of a name with this study's changes and then the settings of a run."""
-        changes = dict(flatten(self.recipe.get(load_recipe(name).kind, {})))
+        kind = load_recipe(name).kind
+        changes = dict(flatten(self.recipe.get(kind, {})))
         for key in changes.keys() & {item.partition("=")[0] for item in settings}:
-            raise ConfigError(f"{key} must not be set: the table sets it")
+            raise ConfigError(f"recipe.{kind}.{key} must not be set: the table sets it")
         return load_recipe(name, [*(f"{key}={json.dumps(value)}" for key, value in changes.items()), *settings])
 
 

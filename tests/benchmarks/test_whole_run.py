@@ -1,5 +1,6 @@
 """The projection of benchmarks/speed/whole_run.py, and the runs before it that need no GPU."""
 
+import json
 import runpy
 from pathlib import Path
 
@@ -46,3 +47,11 @@ def test_preparation_counts_notes_and_codes(tmp_path):
     together = sum(stage["seconds"] for stage in prepared["stages"][1:])
     assert together / 2 - 0.5 < prepared["prepare_seconds"] < together
     assert "training" not in prepared
+    assert prepared["prepare_peak_gb"] > max(stage["peak_gb"] for stage in prepared["stages"][1:]) > 0
+
+
+def test_a_result_file_keeps_other_sizes(tmp_path):
+    out = tmp_path / "results.json"
+    for notes, seconds in ((2000, 1), (1000, 2), (2000, 3)):
+        WHOLE_RUN["write_merged"](out, {"notes": notes, "seconds": seconds})
+    assert json.loads(out.read_text()) == [{"notes": 1000, "seconds": 2}, {"notes": 2000, "seconds": 3}]

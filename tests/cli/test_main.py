@@ -20,7 +20,7 @@ from nosology import cli
 from nosology.cli import INTERRUPTED, app
 from nosology.cli.coder_commands import _suggestions_text
 from nosology.config import load_recipe
-from nosology.core import Suggestion
+from nosology.core import Suggestion, progress
 from nosology.core.files import exclusive_output
 from nosology.corpora.corpus import write_corpus
 from nosology.corpora.notes_file import note_to_json
@@ -327,10 +327,27 @@ def test_long_command_says_that_it_goes_on(monkeypatch, capsys):
     monkeypatch.setattr(cli, "_EXTRA_SECONDS", 0.0)
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # `main` replaces it
     monkeypatch.setattr(cli, "app", lambda: time.sleep(0.3))
-    for words, expected in (("compare", True), ("serve", False)):
-        monkeypatch.setattr(sys, "argv", ["nosology", words])
+    calls = {"compare a": "compare", "corpus split all": "corpus split", "federate simulate caml": "federate simulate"}
+    for words, shown in calls.items():
+        monkeypatch.setattr(sys, "argv", ["nosology", *words.split()])
         cli.main()
-        assert ("compare: 0:00:00 so far\n" in capsys.readouterr().err) is expected
+        assert f"{shown}: 0:00:00 so far\n" in capsys.readouterr().err
+    for words in ("serve", "workbench backup", "federate site"):
+        monkeypatch.setattr(sys, "argv", ["nosology", *words.split()])
+        cli.main()
+        assert capsys.readouterr().err == ""
+
+
+def test_long_steps_are_named(run, small_bundle, small_corpus, tmp_path, monkeypatch):
+    titles, add = [], progress._lines.add
+    monkeypatch.setattr(progress._lines, "add", lambda report: [titles.append(report[0]), add(report)])
+    run("corpus", "split", small_corpus.folder, "--out", tmp_path / "split")
+    assert {"looking for near-duplicates", "dividing the notes"} <= {*titles}
+    titles.clear()
+    run("corpus", "audit", tmp_path / "split")
+    assert "looking for near-duplicates" in titles
+    run("evaluate", small_bundle, "--corpus", small_corpus.folder, "--out", tmp_path / "report")
+    assert {"metrics with intervals", "writing the report"} <= {*titles}
 
 
 def test_help_imports_no_heavy_module():

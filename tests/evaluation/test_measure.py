@@ -35,15 +35,6 @@ def test_report_has_all_metrics(small_corpus, small_bundle, tmp_path):
     assert "feels. well" not in (tmp_path / "r" / "index.html").read_text()
 
 
-def test_notes_without_codes_are_no_other_version(small_bundle, tmp_path):
-    notes = [replace(note, codes=tuple(code for code in note.codes if "10" in code.system)) for note in small_notes(80)]
-    assert not all(note.codes for note in notes)
-    corpus = write_corpus(notes, tmp_path / "c", source={}, filters=[], counts={})
-    systems = ["icd10cm", "icd9cm"]
-    cautions = measure(Bundle.load(small_bundle), corpus, "test", None, systems=systems).cautions
-    assert not [caution for caution in cautions if "version of its true codes" in caution]
-
-
 def test_training_and_tuning_notes_give_cautions(small_corpus, small_bundle, tmp_path):
     bundle = Bundle.load(small_bundle)
     assert "trained on these notes" in measure(bundle, small_corpus, "train", tmp_path / "a").cautions[0]

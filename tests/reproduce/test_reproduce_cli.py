@@ -120,7 +120,7 @@ def test_invalid_input_raises(small_corpus, tmp_path):
             ["federated_heads", "--small", *out, "--set", "sites.hospitals=3"],
             "federated-heads: [sites] has no key 'hospitals'; allowed: count",
         ),
-        (["hmhan", "--small", "--set", "nothing=3", *out], "hmhan: a recipe has no key 'nothing'; allowed: seeds"),
+        (["hmhan", "--small", "--set", "nothing=3", *out], "hmhan: a study has no key 'nothing'; allowed: seeds"),
         (["hmhan", "--small", "--set", "recipe.hmhan-paper.seed=3", *out], "kinds of models: linear, lexicon"),
         # Of recipes that the wanted table does not use, or that would end after training.
         (["plant", "2", "--small", "--set", "recipe.plant.training.epoch=1", *out], "[training] has no key 'epoch'"),
@@ -133,11 +133,30 @@ def test_invalid_input_raises(small_corpus, tmp_path):
         (["hmhan", "1", "--small", "--set", "base=linear", *out], "base must be a recipe of kind hmhan; got 'linear'"),
         (["hmhan", "1", "--small", "--set", "recipe.reports.nothing=1", *out], "no key 'nothing'"),
         (["federated_heads", "corpora", "--small", "--set", "recipe.heads.nothing=1", *out], "no key 'nothing'"),
+        # Settings of the tables, before anything is written.
+        (
+            ["hmhan", "4", "--small", "--set", "recipe.hmhan.model.attention=single", *out],
+            "recipe.hmhan.model.attention must not be set: the table sets it",
+        ),
+        (["hmhan", "3", "--small", "--set", "recipe.hmhan.smote.ratio=1", *out], "smote.ratio must not be set"),
+        (
+            ["hmhan", "ablations", "--small", "--set", "recipe.linear.labels.top_k=3", *out],
+            "recipe.linear.labels.top_k",
+        ),
+        (["dual_laat", "--small", "--set", "recipe.dual_laat.seed=3", *out], "recipe.dual_laat.seed must not be set"),
+        (["federated_heads", "--small", "--set", "recipe.heads.model.head=mlp", *out], "recipe.heads.model.head must"),
+        (["plant", "8", "--small", "--set", "recipe.plant.rates.encoder=1", *out], "recipe.plant.rates.encoder must"),
         (["plant", "--small", "--set", "train_notes=[20, -5]", *out], "should be greater than or equal to 1; got -5"),
     ):
         refused = CliRunner().invoke(app, ["reproduce", *arguments])
         assert isinstance(refused.exception, ConfigError) and sentence in str(refused.exception), arguments
     assert not (tmp_path / "out").exists(), "nothing ran"
+
+
+def test_too_few_patients_are_named(tmp_path):
+    arguments = ["reproduce", "hmhan", "4", "--small", "--set", "patients=1", "--out", str(tmp_path / "out")]
+    refused = CliRunner().invoke(app, arguments)
+    assert str(refused.exception) == "the simulated hospital is too small: patients must be more than 1"
 
 
 @pytest.mark.parametrize("paper", PAPERS)

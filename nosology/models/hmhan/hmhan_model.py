@@ -67,15 +67,17 @@ class Hmhan(NeuralModel):
         encoding = self.tokenizer.tokenize(note.text)
         return EncodedReport(encoding.ids, encoding.starts, encoding.ends, self.columns.vector(note.extra))
 
-    def knows_words(self, read: Encoding) -> bool:
+    def knows_words(self, encoding: Encoding) -> bool:
         """Whether a report has a word that the model knows."""
-        return len(read) > 0
+        return len(encoding) > 0
 
-    def probabilities_of(self, notes: Sequence[Note], reads: Sequence[Encoding]) -> np.ndarray:
+    def probabilities_of(self, notes: Sequence[Note], encodings: Sequence[Encoding]) -> np.ndarray:
         """Probabilities (B, L) of notes; for a report without a known word the prior, zeros for an empty one."""
-        probabilities = super().probabilities_of(notes, reads)
+        probabilities = super().probabilities_of(notes, encodings)
         if self.prior is not None:
-            unknown = [bool(note.text.strip()) and not self.knows_words(read) for note, read in zip(notes, reads)]
+            unknown = [
+                bool(note.text.strip()) and not self.knows_words(encoding) for note, encoding in zip(notes, encodings)
+            ]
             probabilities[unknown] = self.prior
         return probabilities
 

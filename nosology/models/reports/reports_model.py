@@ -42,10 +42,10 @@ class Reports(Hmhan):
         features, values = self.words.vector(note.text, by_section=by_section)
         return WordReport(report.ids, report.starts, report.ends, report.columns, features, values)
 
-    def knows_words(self, read: Encoding) -> bool:
+    def knows_words(self, encoding: Encoding) -> bool:
         """Whether a report has a word with a feature."""
-        assert isinstance(read, WordReport)
-        return super().knows_words(read) and len(read.features) > 0
+        assert isinstance(encoding, WordReport)
+        return super().knows_words(encoding) and len(encoding.features) > 0
 
     def logits_of(
         self,

@@ -128,3 +128,17 @@ def test_train_epochs_gives_the_weights_of_fit(tmp_path, precision):
 def test_bundle_contains_embedder_identity(bundle):
     described = json.loads((bundle / "model.json").read_text())
     assert described["identity"] == Embedder.load(EmbedderSettings()).identity
+
+
+@pytest.mark.parametrize("head", ["mlp", "deep", "res"])
+def test_the_recipes_have_the_settings_of_the_paper(head):
+    """Xu and Dray (2025), sections 2.1 and 2.5."""
+    recipe = load_recipe(f"heads-{head}")
+    assert isinstance(recipe, FederatedHeadsRecipe)
+    model, training, federation = recipe.model, recipe.training, recipe.federation
+    assert (model.head, model.dropout, model.bce, model.alpha, model.gamma) == (head, 0.1, 0.5, 0.35, 2)
+    assert (training.learning_rate, training.weight_decay, training.epochs) == (1e-3, 1e-5, 20)
+    assert (training.schedule, training.warmup) == ("cosine", 0)
+    assert (federation.strategy, federation.rounds, federation.local_epochs) == ("fedavg", 100, 1)
+    assert (federation.fraction_train, federation.fraction_evaluate) == (1, 0.5)
+    assert (federation.min_sites, federation.quorum, federation.min_site_notes) == (10, 10, 10)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy import sparse
@@ -10,9 +12,10 @@ from nosology.config import load_recipe
 from nosology.core import Code
 from nosology.core.label_space import ICD9, LabelSpace
 from nosology.evaluation.decision import Decision
-from nosology.models.hmhan.hmhan_decision import stabilize_threshold, tune_on_held_out
+from nosology.models.hmhan.hmhan_decision import fit_scaling, stabilize_threshold, tune_on_held_out
 from nosology.models.hmhan.hmhan_model import Hmhan
 from nosology.models.hmhan.report_batches import ReportDataset
+from nosology.training.calibration import CodeScaling, PlattScaling
 
 CODES = [Code("icd9cm", code) for code in ("486", "591", "786.2")]
 
@@ -54,3 +57,16 @@ def test_the_threshold_is_the_best_one_where_the_recipe_asks_for_it(is_stable):
     probabilities = tuned.to_probabilities(logits)
     best = Decision.tune(recipe.decision, labels, reports.codes, probabilities).threshold
     assert (decision.threshold == best) != is_stable
+
+
+@pytest.mark.parametrize("calibration", ["global", "auto"])
+@pytest.mark.parametrize("curves", ["equal", "different"])
+def test_calibration_is_by_code_where_the_curves_of_codes_differ_and_the_recipe_lets_it(calibration, curves):
+    rng = np.random.default_rng(2)
+    logits = rng.normal(0, 2, (400, 3)).astype(np.float32)
+    shifts = np.array([-3, 0, 3]) if curves == "different" else 0
+    gold = rng.random((400, 3)) < 1 / (1 + np.exp(-logits - shifts))
+    reports = replace(held_out(gold), groups=[str(report) for report in range(400)])
+    scaling = fit_scaling(load_recipe("hmhan", [f"calibration={calibration}"]), logits, reports)
+    is_by_code = (calibration, curves) == ("auto", "different")
+    assert isinstance(scaling, CodeScaling if is_by_code else PlattScaling)
