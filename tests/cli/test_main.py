@@ -598,7 +598,7 @@ def test_splits_that_may_drop_notes_do_not_replace_the_corpus(run, small_corpus,
         (["federate", "rehearse"], ["federate rehearse"]),
         (["federate", "server"], []),  # it waits for others, without end
         (["serve"], []),
-        (["codes", "show"], ["codes"]),
+        (["codes", "show"], ["codes show"]),
     ],
 )
 def test_commands_that_end_show_that_they_go_on(monkeypatch, words, shown):

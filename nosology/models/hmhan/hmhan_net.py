@@ -169,7 +169,10 @@ class HmhanNet(nn.Module):
 
     def logits(self, batch: ReportBatch) -> Tensor:
         """Logits (B, L) of the labels of the batch; of all labels if it has none. See `unbiased`."""
-        logits = self.head(self.code_vectors(batch), batch.columns, batch.labels) + self._offset(batch)
+        states, mask = self.states(batch)
+        with torch.autocast(states.device.type, enabled=False):  # a logit in bf16 has eight bits
+            vectors = self.code_attention(states.to(self.head.shared_weight.dtype), mask, batch.labels)
+            logits = self.head(vectors, batch.columns, batch.labels) + self._offset(batch)
         return self.unbiased(logits, batch.labels)
 
     def synthetic_logits(self, batch: ReportBatch, synthetic: SyntheticBatch) -> Tensor:
