@@ -101,14 +101,21 @@ def best_epochs(bundles: list[Path]) -> list[int]:
     return [net["best_epoch"] for report in found for net in report.get("members", [])]
 
 
-def leaks(corpus: Corpus, folder: Path, seeds: int, encoder: str) -> dict:
+def leaks(corpus: Corpus, folder: Path, seeds: int, encoder: str, jobs: int) -> dict:
     """The metrics of each protocol over seeds, and their means."""
     shared = [*SMALL, f"model.encoder='{encoder}'", f"states.cache='{folder / 'states'}'"]
+    recipes = [load_recipe("hmhan-paper", [*shared, "smote.ratio=3.0", f"seed={seed}"]) for seed in range(seeds)]
+    every = [
+        (recipe, corpus, protocol, folder / "leaks" / f"{protocol}-{recipe.seed}")
+        for protocol in PROTOCOLS
+        for recipe in recipes
+    ]
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        first = pool.submit(protocol_metrics, *every[0]).result()  # alone, because it fills the cache of states
+        results = [first, *pool.map(protocol_metrics, *zip(*every[1:]))]
     rows: dict[str, dict] = {}
-    for protocol in PROTOCOLS:
-        recipes = [load_recipe("hmhan-paper", [*shared, "smote.ratio=3.0", f"seed={seed}"]) for seed in range(seeds)]
-        folders = [folder / "leaks" / f"{protocol}-{seed}" for seed in range(seeds)]
-        runs = [protocol_metrics(recipe, corpus, protocol, run_folder) for recipe, run_folder in zip(recipes, folders)]
+    for number, protocol in enumerate(PROTOCOLS):
+        runs = results[number * seeds : (number + 1) * seeds]
         rows[protocol] = {
             name: {"mean": fmean(run[name] for run in runs), "values": [r[name] for r in runs]} for name in runs[0]
         }
@@ -143,7 +150,7 @@ def main() -> None:
             results["table"] = table(*shared, arguments.jobs, arguments.rows) | {"patients": arguments.patients}
             write_json(arguments.out, results)
         if arguments.part != "table":
-            results["leakage"] = leaks(*shared) | {"patients": arguments.patients}
+            results["leakage"] = leaks(*shared, arguments.jobs) | {"patients": arguments.patients}
             write_json(arguments.out, results)
 
 
