@@ -1,4 +1,4 @@
-"""Recipes: built-in or TOML files, with overrides, parse_settings before anything runs."""
+"""Recipes: built-in or TOML files, with overrides, validated before anything runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def built_in() -> list[str]:
 
 
 def load_recipe(name: str, overrides: Iterable[str] = ()) -> Recipe:
-    """The recipe of a built-in name or a TOML file, with `section.key=value` overrides, parse_settings."""
+    """The recipe of a built-in name or a TOML file, with `section.key=value` overrides, validated."""
     return parse_recipe(_with_part_recipes(override(read_values(name), overrides), name), name)
 
 

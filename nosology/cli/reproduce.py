@@ -93,15 +93,12 @@ def reproduce(
 
 def _simulated(module: Any, study: Any, out: Path) -> list[Corpus]:
     """The corpora of a simulated hospital, which has train, dev and test notes."""
-    from nosology.core import DataError
-    from nosology.reproduce.runner import check_splits
+    from nosology.reproduce.runner import check_splits, enough_patients
 
-    try:
-        corpora = module.simulate(study, out / "simulated")
+    corpora = module.simulate(study, out / "simulated")
+    with enough_patients(study.patients):
         for corpus in corpora:
             check_splits(corpus)
-    except DataError as error:
-        raise DataError(f"the simulated hospital is too small: patients must be more than {study.patients}") from error
     return corpora
 
 

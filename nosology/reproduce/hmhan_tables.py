@@ -22,7 +22,7 @@ from nosology.reproduce.hmhan_figures import draw_code_counts, draw_curves, draw
 from nosology.reproduce.hmhan_leakage import PROTOCOLS
 from nosology.reproduce.hmhan_runs import learned_codes
 from nosology.reproduce.result_tables import ResultFigure, Row, Table, paired_tests, rows_with_paper_numbers
-from nosology.reproduce.runner import Results, Run, check_splits, part_with_codes
+from nosology.reproduce.runner import Results, Run, check_splits, enough_patients, part_with_codes
 
 TITLE = "Sasikala et al. (2025), Automated ICD Medical Code Generation for Radiology Reports (HMHAN)"
 TABLES = {
@@ -131,8 +131,9 @@ def simulate(study: HmhanStudy, folder: Path) -> list[Corpus]:
     if not out.exists():
         simulate_hospital(study.patients, 11, hospital, years=(2016, 2019))
         rules = CorpusRecipe(kind="mimic4-radiology", systems=["icd10cm"], drop_uncoded=True)
-        notes = prepare("mimic4-radiology", [hospital], folder / f"notes-{study.patients}", recipe=rules)
-        split_corpus(notes.folder, out)
+        with enough_patients(study.patients):
+            notes = prepare("mimic4-radiology", [hospital], folder / f"notes-{study.patients}", recipe=rules)
+            split_corpus(notes.folder, out)
     return [Corpus.open(out)]
 
 

@@ -17,6 +17,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -253,6 +254,15 @@ class Runner:
         return self.out / kind / f"{key}.{'log' if kind == 'logs' else 'json'}"
 
 
+@contextmanager
+def enough_patients(patients: int) -> Iterator[None]:
+    """A context in which a corpus that is too small is an error that names the setting `patients`."""
+    try:
+        yield
+    except (ConfigError, DataError) as error:
+        raise DataError(f"the simulated hospital is too small: patients must be more than {patients}") from error
+
+
 def simulated_corpus(
     folder: Path, patients: int, *, seed: int, years: tuple[int, int], systems: Collection[str] = SYSTEMS
 ) -> Corpus:
@@ -264,8 +274,9 @@ def simulated_corpus(
             for note in simulate_notes(patients, seed, years=years)
         )
         source = {"kind": "simulated", "patients": patients, "seed": seed, "years": list(years)}
-        write_corpus((note for note in notes if note.codes), whole, source=source, filters=[], counts={})
-        split_corpus(whole, out, ratios=(0.7, 0.1, 0.2))
+        with enough_patients(patients):
+            write_corpus((note for note in notes if note.codes), whole, source=source, filters=[], counts={})
+            split_corpus(whole, out, ratios=(0.7, 0.1, 0.2))
     return Corpus.open(out)
 
 

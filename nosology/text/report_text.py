@@ -17,7 +17,7 @@ from nosology.text.sections import sections
 from nosology.text.tokens import Tokens, function_words, rows, tokenize, words_of
 
 _NEGATORS = frozenset({"no", "not", "without", "never", "none", "nor"})  # function words that are never dropped
-_TEMPERATURE = re.compile(r"(\d+(?:[.,]\d+)?)([^\S\r\n]?[°º˚][^\S\r\n]?|[^\S\r\n]?)([cf])", re.IGNORECASE)
+_TEMPERATURE = re.compile(r"(\d+(?:\.\d+|,\d(?!\d))?)([^\S\r\n]?[°º˚][^\S\r\n]?|[^\S\r\n]?)([cf])", re.IGNORECASE)
 _DEGREES = {"c": (34, 43), "f": (93, 110)}  # of a body; without a sign, a number outside of them has no unit
 _SIGN, _UNIT = re.compile(r"\d*º"), re.compile(r"\d*º?[cf]")
 _TEMPERATURE_LENGTH = 9  # characters of "102.4 ° F"

@@ -32,7 +32,7 @@ def read_epoch_curves(path: Path, metrics: Sequence[str]) -> dict[str, list[floa
             for name in metrics:
                 if row.get(name):
                     curves[name].append(float(row[name]))
-    return {"train_loss": [fmean(losses[epoch]) for epoch in sorted(losses)]} | curves
+    return {"train_loss": [fmean(losses[epoch]) for epoch in sorted(losses)]} | dict(curves)
 
 
 class TrainingCurves:

@@ -48,7 +48,7 @@ def tune_on_held_out(
     if recipe.stable_threshold and recipe.decision.threshold == "global":
         decision = stabilize_threshold(decision, held_out, probabilities)
     if decision.at_least_one:
-        model.prior = code_shares(train_gold)
+        model.train_shares = code_shares(train_gold)
     return model, decision
 
 

@@ -52,7 +52,7 @@ class Hmhan(NeuralModel):
     columns: MetadataColumns = field(default_factory=MetadataColumns)
     combinations: CodeCombinations | None = None
     # (L,) shares of the train reports: the probabilities of a report without a known word. None: those are 0.
-    prior: np.ndarray | None = None
+    train_shares: np.ndarray | None = None
 
     kind, tokenizer_class, settings_class = "hmhan", ReportTokenizer, HmhanSettings
     reads_text_only = False
@@ -72,13 +72,13 @@ class Hmhan(NeuralModel):
         return len(encoding) > 0
 
     def probabilities_of(self, notes: Sequence[Note], encodings: Sequence[Encoding]) -> np.ndarray:
-        """Probabilities (B, L) of notes; for a report without a known word the prior, zeros for an empty one."""
+        """Probabilities (B, L) of notes; without a known word the shares of train reports, without any text zeros."""
         probabilities = super().probabilities_of(notes, encodings)
-        if self.prior is not None:
+        if self.train_shares is not None:
             unknown = [
                 bool(note.text.strip()) and not self.knows_words(encoding) for note, encoding in zip(notes, encodings)
             ]
-            probabilities[unknown] = self.prior
+            probabilities[unknown] = self.train_shares
         return probabilities
 
     def tuned_like(self, other: Self) -> Self:
@@ -175,7 +175,7 @@ class Hmhan(NeuralModel):
     # Additional content of model.json.
 
     def extra_config(self) -> dict[str, Any]:
-        """Encoder configuration, loss, columns, code sets and prior."""
+        """Encoder configuration, loss, columns, code sets and shares of train."""
         net = self.net.nets[0]
         return {
             "transformer": net.encoder.to_json(),
@@ -185,15 +185,15 @@ class Hmhan(NeuralModel):
             "columns": self.columns.to_json(),
             "combinations": self.combinations.to_json() if self.combinations else None,
             "nets": len(self.net.nets),
-            "prior": None if self.prior is None else self.prior.tolist(),
+            "train_shares": None if self.train_shares is None else self.train_shares.tolist(),
         }
 
     def load_extra_config(self, config: dict[str, Any]) -> None:
         self.columns = MetadataColumns.from_json(config["columns"])
         combinations = config["combinations"]
         self.combinations = CodeCombinations.from_json(combinations, len(self.labels)) if combinations else None
-        prior = config.get("prior")  # absent in bundles of version 0.2
-        self.prior = None if prior is None else np.array(prior, np.float32)
+        shares = config.get("train_shares")  # absent in bundles of version 0.2
+        self.train_shares = None if shares is None else np.array(shares, np.float32)
 
     @classmethod
     def build_net(  # pyrefly: ignore[bad-override]  # called with `settings_class` and `tokenizer_class` only

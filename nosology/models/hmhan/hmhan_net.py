@@ -169,9 +169,9 @@ class HmhanNet(nn.Module):
 
     def logits(self, batch: ReportBatch) -> Tensor:
         """Logits (B, L) of the labels of the batch; of all labels if it has none. See `unbiased`."""
-        states, mask = self.states(batch)
-        with torch.autocast(states.device.type, enabled=False):  # a logit in bf16 has eight bits
-            vectors = self.code_attention(states.to(self.head.shared_weight.dtype), mask, batch.labels)
+        states, mask = self._exact_states(batch)
+        with torch.autocast(states.device.type, enabled=False):
+            vectors = self.code_attention(states, mask, batch.labels)
             logits = self.head(vectors, batch.columns, batch.labels) + self._offset(batch)
         return self.unbiased(logits, batch.labels)
 
@@ -210,13 +210,22 @@ class HmhanNet(nn.Module):
 
     def attention(self, batch: ReportBatch) -> Tensor:
         """The attention weights (B, L, T) of each code over the tokens."""
-        return self.code_attention.attention(*self.states(batch), batch.labels)
+        states, mask = self._exact_states(batch)
+        with torch.autocast(states.device.type, enabled=False):
+            return self.code_attention.attention(states, mask, batch.labels)
 
     def category_attention(self, batch: ReportBatch) -> Tensor:
         """The attention weights (B, K, T) of each category over the tokens; needs hierarchical attention."""
         if not isinstance(self.code_attention, HierarchicalAttention):
             raise ValueError(f"attention must be hierarchical; got {type(self.code_attention).__name__}")
-        return self.code_attention.category_attention(*self.states(batch))
+        states, mask = self._exact_states(batch)
+        with torch.autocast(states.device.type, enabled=False):
+            return self.code_attention.category_attention(states, mask)
+
+    def _exact_states(self, batch: ReportBatch) -> tuple[Tensor, Tensor]:
+        """As `states`, in the type of the weights, for attention and head: a logit in bf16 has eight bits."""
+        states, mask = self.states(batch)
+        return states.to(self.head.shared_weight.dtype), mask
 
     def states(self, batch: ReportBatch) -> tuple[Tensor, Tensor]:
         """The encoder states (B, T, D) of the tokens, with early columns if there are any, and their mask (B, T)."""

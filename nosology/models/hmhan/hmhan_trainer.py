@@ -287,8 +287,8 @@ class HmhanTrainer(CoderTrainer[RecipeT], Generic[RecipeT]):
         net, _ = trainer.train_net(0, np.arange(len(trainer.train)), folder / "net_0", stop_epoch=epochs)
         model = trainer.model.tuned_like(tuned)
         model.net = HmhanEnsemble([net])
-        if tuned.prior is not None:
-            model.prior = code_shares(trainer.train.gold)
+        if tuned.train_shares is not None:
+            model.train_shares = code_shares(trainer.train.gold)
         if tuned.combinations is not None:
             model.combinations = replace(
                 CodeCombinations.from_gold(trainer.train.gold),
