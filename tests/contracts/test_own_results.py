@@ -85,7 +85,7 @@ def test_auditor(auditor, data):
 @few
 @given(data=st.data())
 def test_weights_of_drgs(tmp_path_factory, data):
-    path = tmp_path_factory.getbasetemp() / "table5"
+    path = tmp_path_factory.getbasetemp() / "drg_weights"
     path.write_bytes(data.draw(changed(data.draw(st.sampled_from([TEXT, CSV])).encode())))
     found = outcome(read_drg_weights, path)
     assert found is None or all(0 < weight.weight < 100 for weight in found[1].values())
