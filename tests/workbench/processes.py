@@ -15,6 +15,8 @@ import urllib.request
 from http.client import HTTPConnection
 from pathlib import Path
 
+from tests.core.process_family import is_running
+
 
 class Server:
     """A process of `nosology serve`."""
@@ -110,14 +112,6 @@ def open_request(server: Server, token: str, path: str, value) -> HTTPConnection
     assert b" 100 " in received
     connection.send(body)
     return connection
-
-
-def is_running(process: int) -> bool:
-    """Whether a process exists and has not ended: a dead one without a parent that waits for it is a zombie."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def wait_for_end(processes: list[int], seconds: float = 60) -> None:

@@ -30,8 +30,9 @@ from nosology.workbench.cases import decision_history
 from nosology.workbench.database import open_database, read_transaction, write_transaction
 from nosology.workbench.document_import import add_notes
 from nosology.workbench.server_settings import ServerSettings
+from tests.core.process_family import is_running
 from tests.workbench.conftest import fill_people
-from tests.workbench.processes import Server, call, is_running, open_request, wait_for_end
+from tests.workbench.processes import Server, call, open_request, wait_for_end
 
 
 def test_kill_9_loses_no_acknowledged_decision(small_bundle, store, tmp_path):
