@@ -45,7 +45,7 @@ SOURCES = {
     "without titles of categories": {"category"},
     "descriptions alone": {"synonym", "inclusion", "icd9", "part", "category", "other"},
 }
-FEWER = ("learn.rounds=60", "learn.rate=0.15", "learn.forest=15")
+FEWER = ("learn.rounds=60", "learn.learning_rate=0.15", "learn.forest=15")
 TRAINED: dict[str, tuple[str, ...]] = {
     "all": (),
     "without the tagger": ("learn.tagger=false",),

@@ -103,7 +103,7 @@ def language(workload: dict, times: int, *, loss=next_word_loss, streams: float 
     """A step of the language model; streams: factor of their number."""
     torch.manual_seed(0)
     sizes = [workload[name] for name in ("words", "size", "hidden", "layers")]
-    encoder = AwdLstm(*sizes, LanguageSettings().drop)
+    encoder = AwdLstm(*sizes, LanguageSettings().dropout)
     count = int(workload["streams"] * streams)
     net = LanguageModel(encoder, count).to(device())
     tokens = torch.randint(2, workload["words"], (count, WINDOW + 1), device=device())
@@ -212,7 +212,7 @@ def large(workload: dict, times: int, **how) -> dict[str, float]:
 def agreement(workload: dict, times: int) -> dict[str, float]:
     """The largest relative differences between kernels and plain torch; 0 on a CPU."""
     net, batch, _ = small_plant(
-        workload | {"batch": 8, "chunk": 4}, drop=dict.fromkeys(type(PlantSettings().drop).model_fields, 0.0)
+        workload | {"batch": 8, "chunk": 4}, dropout=dict.fromkeys(type(PlantSettings().dropout).model_fields, 0.0)
     )
     results = []
     for plain in (False, True):

@@ -160,10 +160,10 @@ class AwdLstm(nn.Module):
     """
 
     def __init__(
-        self, words: int, size: int = 400, hidden: int = 1152, layers: int = 3, drop: DropoutRates = NO_DROPOUT
+        self, words: int, size: int = 400, hidden: int = 1152, layers: int = 3, dropout: DropoutRates = NO_DROPOUT
     ):
         super().__init__()
-        self.width, self.drop = size, drop
+        self.width, self.dropout = size, dropout
         self.encoder = nn.Embedding(words, size, padding_idx=PAD)
         nn.init.uniform_(self.encoder.weight, -0.1, 0.1)
         sizes = [size, *[hidden] * (layers - 1), size]
@@ -175,21 +175,21 @@ class AwdLstm(nn.Module):
         state: LSTM state after the preceding words of the text; None at the start of a text. Padding must follow the
         words. It changes no state of a word, but the returned LSTM state is then that of padding.
         """
-        x = locked_dropout(self._embed(tokens), self.drop.input, self.training)
+        x = locked_dropout(self._embed(tokens), self.dropout.input, self.training)
         final = []
         for number, layer in enumerate(self.rnns):
             if number:
-                x = locked_dropout(x, self.drop.hidden, self.training)
-            x, last = layer(x, state[number] if state else None, self.drop.weight)
+                x = locked_dropout(x, self.dropout.hidden, self.training)
+            x, last = layer(x, state[number] if state else None, self.dropout.weight)
             final.append(last)
         return x, tuple(final)
 
     def _embed(self, tokens: Tensor) -> Tensor:
-        if not (self.training and self.drop.embedding):
+        if not (self.training and self.dropout.embedding):
             return self.encoder(tokens)
-        mask = torch.empty(len(self.encoder.weight), 1, device=tokens.device).bernoulli_(1 - self.drop.embedding)
+        mask = torch.empty(len(self.encoder.weight), 1, device=tokens.device).bernoulli_(1 - self.dropout.embedding)
         # Only the words of the batch are multiplied, not the whole table.
-        return self.encoder(tokens) * (mask / (1 - self.drop.embedding))[tokens]
+        return self.encoder(tokens) * (mask / (1 - self.dropout.embedding))[tokens]
 
 
 class WeightDropLstm(nn.Module):
@@ -206,10 +206,10 @@ class WeightDropLstm(nn.Module):
         self.weight_hh_l0_raw = nn.Parameter(torch.empty(4 * outputs, outputs).uniform_(-bound, bound))
 
     def forward(
-        self, x: Tensor, state: tuple[Tensor, Tensor] | None, drop: float
+        self, x: Tensor, state: tuple[Tensor, Tensor] | None, dropout: float
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """States (B, T, D) and the last hidden and cell state (1, B, D) of inputs (B, T, E)."""
-        recurrent = nn.functional.dropout(self.weight_hh_l0_raw, drop, self.training)
+        recurrent = nn.functional.dropout(self.weight_hh_l0_raw, dropout, self.training)
         get = self.module.get_parameter
         weights = [get("weight_ih_l0"), recurrent, get("bias_ih_l0"), get("bias_hh_l0")]
         with _rnn_precision(x) as dtype:
@@ -219,12 +219,12 @@ class WeightDropLstm(nn.Module):
         return states, (hidden, cell)
 
 
-def locked_dropout(x: Tensor, drop: float, training: bool) -> Tensor:
+def locked_dropout(x: Tensor, dropout: float, training: bool) -> Tensor:
     """x (B, T, D) with the same features dropped at every word of a text (locked or variational dropout)."""
-    if not (training and drop):
+    if not (training and dropout):
         return x
-    mask = x.new_empty(x.shape[0], 1, x.shape[2]).bernoulli_(1 - drop)
-    return x * (mask / (1 - drop))
+    mask = x.new_empty(x.shape[0], 1, x.shape[2]).bernoulli_(1 - dropout)
+    return x * (mask / (1 - dropout))
 
 
 def detach_state(state: LstmState) -> LstmState:

@@ -81,7 +81,7 @@ class WordVectorSettings(Settings):
 class TrainerSettings(Settings):
     """The table [training] of a recipe."""
 
-    renamed: ClassVar[dict[str, str]] = {"choose_by": "monitor", "leave_after": "stop_epoch"}
+    renamed: ClassVar[dict[str, str]] = {"beta": "beta2", "choose_by": "monitor", "leave_after": "stop_epoch"}
 
     epochs: int = Field(0, ge=0, le=100_000)  # 0: by the number of notes, see `resolve_schedule`
     stop_epoch: int = Field(0, ge=0)  # ends after this many epochs, on the schedule of all epochs; 0: after the last
@@ -93,7 +93,7 @@ class TrainerSettings(Settings):
     weight_decay: float = Field(0.0, ge=0)
     warmup: int = Field(2000, ge=0)  # steps; at most a tenth of all
     schedule: Literal["linear", "cosine", "constant"] = "linear"  # decay after the warm-up
-    beta: float = Field(0.999, ge=0, lt=1)  # second beta of AdamW
+    beta2: float = Field(0.999, ge=0, lt=1)  # second beta of AdamW
     clip: float = Field(0.0, ge=0)  # largest norm of the gradient; 0: no clipping
     precision: Literal["auto", "bf16", "fp32", "fp64"] = "auto"  # auto: bf16 on a GPU that supports it, else fp32
     patience: int = Field(5, ge=1)  # epochs without a better score on the dev notes before early stopping

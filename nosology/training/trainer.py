@@ -412,7 +412,7 @@ def make_adamw(groups: Sequence[Sequence[nn.Parameter]], settings: TrainerSettin
     return torch.optim.AdamW(
         [{"params": list(parameters)} for parameters in groups],
         lr=settings.learning_rate,
-        betas=(0.9, settings.beta),
+        betas=(0.9, settings.beta2),
         weight_decay=settings.weight_decay,
         fused=next(chain.from_iterable(groups)).device.type in ("cpu", "cuda"),
     )

@@ -134,7 +134,7 @@ def test_locked_dropout_and_all_dropout_rates_have_an_effect():
     assert set(mask.unique().tolist()) == {0.0, torch.tensor(1 / 0.6).item()}
     x, still = random_tokens(), awd_lstm().eval()(random_tokens())[0]
     for kind in ("embedding", "input", "weight", "hidden"):
-        model = awd_lstm(drop=NO_DROPOUT.model_copy(update={kind: 0.5})).train()
+        model = awd_lstm(dropout=NO_DROPOUT.model_copy(update={kind: 0.5})).train()
         torch.manual_seed(3)
         first = model(x)[0]
         assert not torch.allclose(first, still), kind
@@ -144,7 +144,7 @@ def test_locked_dropout_and_all_dropout_rates_have_an_effect():
 
 
 def test_embedding_dropout_drops_all_occurrences_of_a_word():
-    model = awd_lstm(drop=NO_DROPOUT.model_copy(update={"embedding": 0.5})).train()
+    model = awd_lstm(dropout=NO_DROPOUT.model_copy(update={"embedding": 0.5})).train()
     with torch.no_grad():
         model.encoder.weight.fill_(1)
     x = random_tokens(words=200)
@@ -155,7 +155,7 @@ def test_embedding_dropout_drops_all_occurrences_of_a_word():
 
 
 def test_gradients_reach_the_raw_recurrent_weights():
-    model = awd_lstm(drop=NO_DROPOUT.model_copy(update={"weight": 0.5})).train()
+    model = awd_lstm(dropout=NO_DROPOUT.model_copy(update={"weight": 0.5})).train()
     model(random_tokens())[0].sum().backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
     assert (model.rnns[0].weight_hh_l0_raw.grad == 0).float().mean() > 0.3  # those that were dropped learn nothing

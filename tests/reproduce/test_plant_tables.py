@@ -257,7 +257,7 @@ QUICK = {
             "words": {"min_notes": 2},
             "model": {"size": 16, "hidden": 20, "layers": 1},
             "language": {"training": {"epochs": 1, "batch": 4}, "window": 10},
-            "ranker": {"epochs": 5, "list": 16, "steps": 0, "k": 10},
+            "ranker": {"epochs": 5, "list_size": 16, "steps": 0, "k": 10},
             "training": {"epochs": 3},
         },
     },

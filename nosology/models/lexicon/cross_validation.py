@@ -249,7 +249,13 @@ def _fit_outside(
 
 def boost_mentions(learn: LearnSettings, seed: int, rows: np.ndarray, target: np.ndarray) -> Trees:
     return Trees.boost(
-        rows, target, rounds=learn.rounds, leaves=learn.leaves, rate=learn.rate, min_leaf=learn.min_leaf, seed=seed
+        rows,
+        target,
+        rounds=learn.rounds,
+        leaves=learn.leaves,
+        learning_rate=learn.learning_rate,
+        min_leaf=learn.min_leaf,
+        seed=seed,
     )
 
 
@@ -272,7 +278,7 @@ def boost_codes(learn: LearnSettings, seed: int, rows: np.ndarray, target: np.nd
         target,
         rounds=max(1, learn.rounds // 2),
         leaves=max(2, learn.leaves // 2),
-        rate=learn.rate,
+        learning_rate=learn.learning_rate,
         min_leaf=2 * learn.min_leaf,
         seed=seed,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -54,15 +54,17 @@ class MatchSettings(Settings):
 class LearnSettings(Settings):
     """How the lexicon is trained on coded notes."""
 
+    renamed: ClassVar[dict[str, str]] = {"rate": "learning_rate"}
+
     folds: int = Field(5, ge=2)  # of cross-validation
     terms: bool = True  # use the terms of the classification too, not only learned phrases
     tagger: bool = True  # with evidence: train a tagger that scores the words of a mention and around it
     longest: int = Field(3, ge=1, le=5)  # words of a phrase that is learned without evidence
     rounds: int = Field(200, ge=1)  # boosted trees of a classifier
     leaves: int = Field(15, ge=2)
-    rate: float = Field(0.06, gt=0, le=1)  # learning rate
+    learning_rate: float = Field(0.06, gt=0, le=1)
     min_leaf: int = Field(20, ge=1)
-    forest: int = Field(60, ge=1)  # trees of the random forest
+    forest: int = Field(60, ge=1)  # extremely randomized trees
     forest_leaves: int = Field(2000, ge=2)
     forest_min_leaf: int = Field(5, ge=1)
 

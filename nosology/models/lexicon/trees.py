@@ -1,4 +1,4 @@
-"""Boosted trees and random forests as arrays: fitted with scikit-learn, stored and evaluated without it."""
+"""Boosted and extremely randomized trees as arrays: fitted with scikit-learn, stored and evaluated without it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,15 @@ class Trees:
 
     @classmethod
     def boost(
-        cls, rows: np.ndarray, target: np.ndarray, *, rounds: int, leaves: int, rate: float, min_leaf: int, seed: int
+        cls,
+        rows: np.ndarray,
+        target: np.ndarray,
+        *,
+        rounds: int,
+        leaves: int,
+        learning_rate: float,
+        min_leaf: int,
+        seed: int,
     ) -> Trees:
         """Gradient-boosted trees that separate true from false rows (N, F); target: (N,) of 0/1."""
         if target.all() or not target.any():
@@ -44,7 +52,7 @@ class Trees:
         fitted = HistGradientBoostingClassifier(
             max_iter=rounds,
             max_leaf_nodes=leaves,
-            learning_rate=rate,
+            learning_rate=learning_rate,
             min_samples_leaf=min_leaf,
             l2_regularization=1.0,
             early_stopping=False,

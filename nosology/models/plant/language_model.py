@@ -146,7 +146,7 @@ class LanguageModel(nn.Module):
             # New tensors, not copies: gradients may still need the old ones.
             setattr(self, f"hidden_{number}", hidden)
             setattr(self, f"cell_{number}", cell)
-        dropped = locked_dropout(states, self.encoder.drop.output, self.training)
+        dropped = locked_dropout(states, self.encoder.dropout.output, self.training)
         with torch.autocast(states.device.type, enabled=False):
             vectors = self.encoder.encoder.weight
             loss = next_word_loss(dropped.flatten(0, 1), vectors, self.bias, batch.targets.flatten())

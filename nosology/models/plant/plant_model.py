@@ -79,7 +79,7 @@ class PlantNet(LabelNet):
     ):
         super().__init__()
         self.settings, self.backward_reading = settings, backward
-        self.encoder = AwdLstm(words, settings.size, settings.hidden, settings.layers, settings.drop)
+        self.encoder = AwdLstm(words, settings.size, settings.hidden, settings.layers, settings.dropout)
         self.ranker = Ranker(ranker, settings.size, words, labels) if settings.planted else None
         self.queries = nn.Parameter(0.1 * torch.randn(labels, settings.size))  # U
         independent = 0.1 * torch.randn(labels, settings.size)
@@ -107,7 +107,7 @@ class PlantNet(LabelNet):
         """The loss: the mean binary cross-entropy over notes x labels."""
         assert batch.targets is not None
         tokens = self._reverse(batch.tokens, batch.lengths)
-        states = locked_dropout(self._states(tokens, batch), self.encoder.drop.output, self.training)
+        states = locked_dropout(self._states(tokens, batch), self.encoder.dropout.output, self.training)
         mask, labels = batch.mask, batch.labels
         if not self.settings.stateful:
             tokens, states, mask = self._last_windows(tokens, states, batch.lengths)

@@ -24,10 +24,12 @@ class VocabularySettings(Settings):
 class LanguageSettings(Settings):
     """The language model, which is trained on the text of the train notes before the classifier."""
 
+    renamed: ClassVar[dict[str, str]] = {"drop": "dropout"}
+
     weights: str = ""  # a file of published initial weights; empty: random weights
     words: str = Field("", validate_default=True)  # the vocabulary of these weights, one word per line
     backward_weights: str = ""  # of a backward model; empty: the same file as forward
-    drop: DropoutRates = DropoutRates(embedding=0.02, input=0.25, weight=0.2, hidden=0.15)
+    dropout: DropoutRates = DropoutRates(embedding=0.02, input=0.25, weight=0.2, hidden=0.15)
     window: int = Field(80, ge=2)  # words of a window of truncated backpropagation
     # Regularization of AWD-LSTM (Merity et al. 2018). ar: x mean square of the states; tar: of their differences
     ar: float = Field(0.0, ge=0)
@@ -37,7 +39,7 @@ class LanguageSettings(Settings):
         batch=384,
         learning_rate=1e-3,
         weight_decay=0.01,
-        beta=0.99,
+        beta2=0.99,
         warmup=0,
         schedule="cosine",
         micro_batches=1,
@@ -69,10 +71,12 @@ class RelevanceSettings(Settings):
 class RankerSettings(Settings):
     """The ranker, which learns to rank words by how informative they are about a code."""
 
+    renamed: ClassVar[dict[str, str]] = {"list": "list_size"}
+
     scorer: Literal["mlp", "dot"] = "mlp"
     hidden: int = Field(64, ge=1)
     k: int = Field(100, ge=1)  # of nDCG@k
-    list: int = Field(128, ge=2)  # words per training list: half relevant, half random
+    list_size: int = Field(128, ge=2)  # words per training list: half relevant, half random
     levels: int = Field(4, ge=0, le=30)  # grades of relevance; 0: relevance itself, with gains 2^relevance (the paper)
     own_vectors: bool = True  # a word has a vector of the ranker, besides that of the language model; False: the paper
     epochs: int = Field(20, ge=0)  # over all codes
@@ -85,12 +89,12 @@ class RankerSettings(Settings):
 class PlantSettings(Settings):
     """PLANT: an AWD-LSTM below learned, static and planted attention."""
 
-    renamed: ClassVar[dict[str, str]] = {"alike": "tie_initialization"}
+    renamed: ClassVar[dict[str, str]] = {"alike": "tie_initialization", "drop": "dropout"}
 
     size: int = Field(400, ge=1, le=100_000)  # of words and of states
     hidden: int = Field(1152, ge=1, le=100_000)
     layers: int = Field(3, ge=1, le=1000)
-    drop: DropoutRates = DropoutRates()
+    dropout: DropoutRates = DropoutRates()
     static: bool = True  # attention by mutual information
     planted: bool = True  # attention by the ranker
     inattention: int = Field(56, ge=0)  # tokens per label that planted attention keeps; 0: all
@@ -130,4 +134,4 @@ class PlantRecipe(NeuralRecipe):
     ranker: RankerSettings = RankerSettings()
     model: PlantSettings = PlantSettings()
     rates: RateSettings = RateSettings()
-    training: TrainerSettings = TrainerSettings(epochs=15, batch=16, weight_decay=0.01, beta=0.99, schedule="cosine")
+    training: TrainerSettings = TrainerSettings(epochs=15, batch=16, weight_decay=0.01, beta2=0.99, schedule="cosine")

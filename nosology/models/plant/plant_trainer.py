@@ -200,7 +200,7 @@ class PlantPipeline:
 def new_language_encoder(recipe: PlantRecipe, words: int) -> AwdLstm:
     """The untrained encoder of a language model."""
     torch.manual_seed(recipe.seed)
-    return AwdLstm(words, recipe.model.size, recipe.model.hidden, recipe.model.layers, recipe.language.drop)
+    return AwdLstm(words, recipe.model.size, recipe.model.hidden, recipe.model.layers, recipe.language.dropout)
 
 
 def language_streams(

@@ -129,12 +129,12 @@ def draw_lists(
 
     At most half of a list is a sample of the relevant words of the label; the others are sampled from all words.
     """
-    words = rng.integers(SPECIALS, size, (len(labels), settings.list))
+    words = rng.integers(SPECIALS, size, (len(labels), settings.list_size))
     grade = np.zeros(words.shape, dtype=np.float32)
     of_word = np.zeros(size, dtype=np.float32)  # grades of all words for one label
     for row, label in enumerate(labels):
         relevant, word_grades = grades(relevance, int(label), settings.levels)
-        chosen = rng.permutation(len(relevant))[: settings.list // 2]
+        chosen = rng.permutation(len(relevant))[: settings.list_size // 2]
         words[row, : len(chosen)] = relevant[chosen]
         of_word[relevant] = word_grades
         grade[row] = of_word[words[row]]

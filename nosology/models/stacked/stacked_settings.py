@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import PurePath
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -16,13 +16,15 @@ from nosology.training.recipe_settings import LabelSettings, Recipe
 class StackingSettings(Settings):
     """How the stacker is trained: the classifier over the scores of the parts."""
 
+    renamed: ClassVar[dict[str, str]] = {"rate": "learning_rate"}
+
     candidates: int = Field(50, ge=1)  # codes per note and part that it scores
     min_notes: int = Field(500, ge=1)  # dev notes that it needs; with fewer it learns from folds of the train notes
     folds: int = Field(4, ge=2)
     tuning_share: float = Field(0.3, gt=0, lt=1)  # of the dev notes on which parts are tuned; it learns from the others
     rounds: int = Field(60, ge=1)  # boosted trees
     leaves: int = Field(6, ge=2)
-    rate: float = Field(0.06, gt=0, le=1)  # learning rate
+    learning_rate: float = Field(0.06, gt=0, le=1)
     min_leaf: int = Field(40, ge=1)
 
 

@@ -34,7 +34,7 @@ class Stacker:
             target,
             rounds=settings.rounds,
             leaves=settings.leaves,
-            rate=settings.rate,
+            learning_rate=settings.learning_rate,
             min_leaf=settings.min_leaf,
             seed=seed,
         )

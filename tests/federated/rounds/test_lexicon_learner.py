@@ -169,7 +169,7 @@ def fitted(seed: int, boosted: bool) -> Trees:
     rows = rng.normal(size=(200, 4)).astype(np.float32)
     target = rows[:, 0] + rows[:, 1] * rows[:, 2] > 0.3
     if boosted:
-        return Trees.boost(rows, target, rounds=5, leaves=6, rate=0.2, min_leaf=5, seed=seed)
+        return Trees.boost(rows, target, rounds=5, leaves=6, learning_rate=0.2, min_leaf=5, seed=seed)
     return Trees.forest(rows, target, trees=4, leaves=8, min_leaf=5, seed=seed)
 
 

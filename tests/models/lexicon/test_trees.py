@@ -6,7 +6,7 @@ from sklearn.ensemble import ExtraTreesClassifier, HistGradientBoostingClassifie
 
 from nosology.models.lexicon.trees import TreeEnsemble, Trees
 
-SETTINGS = {"rounds": 30, "leaves": 8, "rate": 0.2, "min_leaf": 5, "seed": 0}
+SETTINGS = {"rounds": 30, "leaves": 8, "learning_rate": 0.2, "min_leaf": 5, "seed": 0}
 
 
 @pytest.fixture(scope="module")

@@ -17,9 +17,9 @@ from nosology.training.trainer import TrainingRun, fit
 WORDS = 23
 
 
-def net(**drop: float) -> LanguageModel:
+def net(**dropout: float) -> LanguageModel:
     torch.manual_seed(0)
-    model = LanguageModel(AwdLstm(WORDS, size=5, hidden=7, layers=2, drop=NO_DROPOUT.model_copy(update=drop)), 3)
+    model = LanguageModel(AwdLstm(WORDS, size=5, hidden=7, layers=2, dropout=NO_DROPOUT.model_copy(update=dropout)), 3)
     with torch.no_grad():
         model.encoder.encoder.weight.mul_(10)  # so that the state has an effect
     return model

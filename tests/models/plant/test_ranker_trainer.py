@@ -34,7 +34,7 @@ def test_training_ranks_relevant_words_first(scorer, tmp_path):
     vectors = 0.1 * torch.randn(WORDS, 16)  # of an untrained language model
     ndcg = []
     for epochs in (0, 60):
-        settings = RankerSettings(scorer=scorer, hidden=16, k=10, list=32, batch=10, epochs=epochs, steps=0)
+        settings = RankerSettings(scorer=scorer, hidden=16, k=10, list_size=32, batch=10, epochs=epochs, steps=0)
         ranker = Ranker(settings, 16, WORDS, LABELS)
         folder = tmp_path / str(epochs)
         ndcg.append(train_ranker(ranker, vectors, relevance(), settings, folder=folder, fingerprint="", seed=0))
@@ -51,7 +51,7 @@ def test_grades_are_quantiles_or_the_relevance_itself():
 
 def test_ranker_without_own_vectors_scores_words_with_equal_vectors_alike_and_still_learns(tmp_path):
     """The form of the paper: relevance itself, and word vectors of the language model only."""
-    settings = RankerSettings(hidden=64, k=10, list=32, batch=10, epochs=60, steps=0, own_vectors=False, levels=0)
+    settings = RankerSettings(hidden=64, k=10, list_size=32, batch=10, epochs=60, steps=0, own_vectors=False, levels=0)
     vectors = torch.randn(WORDS, 64, generator=torch.Generator().manual_seed(0))
     vectors[5] = vectors[6]
     ndcg = []
@@ -72,7 +72,7 @@ def test_ranker_without_own_vectors_scores_words_with_equal_vectors_alike_and_st
 
 def test_few_labels_are_repeated_within_an_epoch(tmp_path):
     """So that there are at least `steps` steps in all."""
-    settings = RankerSettings(hidden=16, k=10, list=32, batch=10, epochs=6, steps=180)
+    settings = RankerSettings(hidden=16, k=10, list_size=32, batch=10, epochs=6, steps=180)
     assert passes(settings, LABELS) == 10 and passes(settings, 100_000) == 1
     vectors, ndcg = 0.1 * torch.randn(WORDS, 16, generator=torch.Generator().manual_seed(0)), []
     for steps in (0, 180):
