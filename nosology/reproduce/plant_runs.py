@@ -98,7 +98,7 @@ def count_corpus(task: Task) -> dict[str, Any]:
         patients.add(note.patient)
     splits = corpus.manifest["counts"]["splits"]
     metrics: dict[str, float] = {"documents": len(words), "patients": len(patients - {None}), "codes": len(codes)}
-    for name, values in (("codes_a_note", codes_per_note), ("words_a_note", words)):
+    for name, values in (("codes_per_note", codes_per_note), ("words_per_note", words)):
         quartiles = np.percentile(values, [25, 50, 75], method="closest_observation").tolist()
         metrics |= {f"{name}.{part}": int(value) for part, value in zip(("q1", "median", "q3"), quartiles)}
     metrics |= {f"{split}_percent": round(100 * splits[split] / len(words), 1) for split in SPLITS}

@@ -63,8 +63,8 @@ SHORT_COLUMNS = {"p@15": "P@15", "micro_f1": "micro F1", "macro_f1": "macro F1",
 TESTED = {*FEW_COLUMNS, "p@5", "p@8", "p@15"}  # all that the paper tests, except AUCs: scores are not stored
 CORPUS_COLUMNS = {
     "documents": "documents", "patients": "patients", "codes": "codes",
-    "codes_a_note.median": "codes a document: median", "codes_a_note.q1": "q1", "codes_a_note.q3": "q3",
-    "words_a_note.median": "words a document: median", "words_a_note.q1": "q1", "words_a_note.q3": "q3",
+    "codes_per_note.median": "codes a document: median", "codes_per_note.q1": "q1", "codes_per_note.q3": "q3",
+    "words_per_note.median": "words a document: median", "words_per_note.q1": "q1", "words_per_note.q3": "q3",
     "train_percent": "train %", "dev_percent": "dev %", "test_percent": "test %",
 }  # fmt: skip
 EXPLAIN_COLUMNS = {

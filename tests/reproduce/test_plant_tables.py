@@ -141,7 +141,7 @@ def test_rows_have_the_paper_numbers(tables):
     assert number("figure-4", "p@5", f"{figures.LANT}", "10,337 (paper)") == 0.5
     assert number("figure-3", "macro_f1", "KEPT (paper)") == 0.2942
     [row] = tables["2"].rows
-    assert row.paper["documents"] == 122279 and row.paper["words_a_note.q3"] == 1931
+    assert row.paper["documents"] == 122279 and row.paper["words_per_note.q3"] == 1931
 
 
 def test_metrics_that_the_paper_tests_are_tested_unless_they_need_scores(tables):
@@ -240,10 +240,10 @@ def test_corpus_is_counted(icd9_corpus, tmp_path):
     result = plant_runs.count_corpus(task)
     metrics = result["metrics"]
     assert metrics["documents"] == metrics["patients"] == 40 and metrics["codes"] == 4
-    assert metrics["codes_a_note.median"] == metrics["codes_a_note.q3"] == 2 and metrics["codes_under_10"] == 0
+    assert metrics["codes_per_note.median"] == metrics["codes_per_note.q3"] == 2 and metrics["codes_under_10"] == 0
     assert (metrics["train_percent"], metrics["dev_percent"], metrics["test_percent"]) == (50.0, 25.0, 25.0)
     assert result["curves"]["notes_per_code"] == [20] * 4 and metrics.keys() >= plant.CORPUS_COLUMNS.keys()
-    assert [metrics[f"words_a_note.{part}"] for part in ("q1", "median", "q3")] == [10, 20, 30]
+    assert [metrics[f"words_per_note.{part}"] for part in ("q1", "median", "q3")] == [10, 20, 30]
 
 
 QUICK = {
