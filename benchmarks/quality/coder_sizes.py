@@ -6,7 +6,7 @@ Discharge summaries in ICD-10, split by patient: 2,000 test and 1,000 dev notes,
 of the other notes as train notes. Recipes are used as they ship, or with the settings that their row names. Measured on
 test over all codes, codes with 1 to 9 train notes, and codes without a train note (only coders that read descriptions
 can assign these); of a stacked coder also each of its parts alone. A row of the result file is not measured again.
-Training time includes reading, word vectors, calibration and thresholds.
+Training time includes reading, word vectors, calibration and thresholds; CPU seconds are of all processes.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import argparse
 import json
 import math
 import os
+import resource
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
@@ -97,9 +98,9 @@ def corpora(folder: Path, sizes: Iterable[int]) -> None:
 def run(recipe: str, settings: Sequence[str], size: int, folder: Path, jobs: int) -> dict[str, Any]:
     """The scores, times and device of one recipe at one size; jobs: how many recipes share the machine."""
     corpus, out = Corpus.open(folder / str(size)), folder / f"{recipe}-{size}"
-    started = time.monotonic()
+    started, cpu_started = time.monotonic(), _cpu_seconds()
     bundle = train(load_recipe(recipe, settings), [corpus], out)
-    seconds = time.monotonic() - started
+    seconds, cpu_seconds = time.monotonic() - started, _cpu_seconds() - cpu_started
     evaluation = measure(bundle, corpus, "test", folder / f"{out.name}-report", codes="full").evaluation
     notes = list(islice(corpus.notes("test"), TIMED))
     bundle.model.probabilities(notes[:16])
@@ -120,6 +121,7 @@ def run(recipe: str, settings: Sequence[str], size: int, folder: Path, jobs: int
         "unseen_recall": bands["0"]["micro_recall"],
         "unseen_share": bands["0"]["true_assignments"] / int(evaluation.counts.support.sum()),
         "training_seconds": round(seconds),
+        "training_cpu_seconds": round(cpu_seconds),
         "notes_per_second": round(speed, 1),
         "device": _device(),
         "jobs": jobs,
@@ -129,6 +131,12 @@ def run(recipe: str, settings: Sequence[str], size: int, folder: Path, jobs: int
         result.setdefault("parts", {})[name] = {metric: metrics[metric] for metric in METRICS}
     get_reusable_executor().shutdown()  # this process would wait five minutes for its idle workers
     return result
+
+
+def _cpu_seconds() -> float:
+    """CPU seconds of this process and of all that it started."""
+    get_reusable_executor().shutdown()  # the times of a process are known when it has ended
+    return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 
 
 def _device() -> str:
