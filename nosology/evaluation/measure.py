@@ -13,9 +13,10 @@ import numpy as np
 
 from nosology.codes.lookup import label_description
 from nosology.core import SPLITS, SYSTEMS, Code, ConfigError, DataError, Note, __version__
-from nosology.core.label_space import SYSTEM_VERSION, LabelSpace, label_versions, mask_other_versions, note_versions
-from nosology.core.model import BatchScoring, Model, OpenVocabulary
-from nosology.core.progress import activity, progress
+from nosology.core.label_space import SYSTEM_VERSION, LabelSpace, label_versions, note_versions
+from nosology.core.model import BatchScoring, CorpusScoring, Model, OpenVocabulary
+from nosology.core.progress import Counter as Counted
+from nosology.core.progress import activity, counting
 from nosology.corpora.corpus import Corpus
 from nosology.evaluation import Evaluation, examine, tune_threshold
 from nosology.evaluation.report import check_report_folder, write_report
@@ -164,9 +165,8 @@ class _SplitScorer:
         if not gold:
             which = f" with a {self.code_set.name} code" if self.code_set else f" coded in {', '.join(self.systems)}"
             raise DataError(f"{self.corpus.folder} has no {split} notes{which}")
-        notes = compress(self.corpus.notes(_split(split)), counts)
-        probabilities = self._probabilities(progress(notes, f"coding {split}", total=len(gold)), len(gold))
-        mask_other_versions(probabilities, versions[counts], label_versions(self.labels))
+        with counting(f"coding {split}", total=len(gold)) as counter:
+            probabilities = self._probabilities(self._rows(split)[counts], versions[counts], counter)
         return self.labels, gold, probabilities
 
     def is_counted(self, versions: np.ndarray) -> np.ndarray:
@@ -174,14 +174,30 @@ class _SplitScorer:
         counted = np.bitwise_or.reduce([SYSTEM_VERSION[system] for system in self.systems])
         return (versions == 0) | ((versions & counted) > 0)
 
-    def _probabilities(self, notes: Iterable[Note], n: int) -> np.ndarray:
-        probabilities = np.empty((n, len(self.columns)), dtype=np.float32)
-        start = 0
-        for block in probability_blocks(self.model, notes):
-            is_whole = block.shape[1] == len(self.columns)
-            probabilities[start : start + len(block)] = block if is_whole else block[:, self.columns]
-            start += len(block)
+    def _rows(self, split: str) -> np.ndarray:
+        """The places of the notes of a split in the corpus."""
+        splits = [note.split for note in self.corpus.notes(text=False)]
+        return np.array([row for row, name in enumerate(splits) if _split(split) in (None, name)], np.int64)
+
+    def _probabilities(self, rows: np.ndarray, versions: np.ndarray, counter: Counted) -> np.ndarray:
+        """Probabilities (B, L) of the notes at these places with these ICD versions; 0 for codes of other versions."""
+        probabilities = np.zeros((len(rows), len(self.columns)), dtype=np.float32)
+        by_label = label_versions(self.labels)
+        for version in np.unique(versions):
+            labels, notes = np.flatnonzero(by_label & version), np.flatnonzero(versions == version)
+            start = 0
+            for block in corpus_probabilities(self.model, self.corpus, rows[notes], self.columns[labels]):
+                probabilities[np.ix_(notes[start : start + len(block)], labels)] = block
+                start += len(block)
+                counter.advance(len(block))
         return probabilities
+
+
+def corpus_probabilities(model: Model, corpus: Corpus, rows: np.ndarray, columns: np.ndarray) -> Iterator[np.ndarray]:
+    """Probabilities (b, K) of the labels at `columns` (K,), of one block after the other of the notes at `rows`."""
+    if isinstance(model, CorpusScoring):
+        return model.corpus_probabilities(corpus, rows, columns)
+    return (block[:, columns] for block in probability_blocks(model, corpus.notes_at(rows)))
 
 
 def probability_blocks(model: Model, notes: Iterable[Note]) -> Iterator[np.ndarray]:

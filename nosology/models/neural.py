@@ -26,7 +26,10 @@ from nosology.core import EvidenceSpan, Note
 from nosology.core.label_space import LabelSpace
 from nosology.core.model import WordWeights
 from nosology.core.settings import Settings
-from nosology.encoders.tokenizers import Encoding, TokenIds
+from nosology.corpora.corpus import Corpus
+from nosology.corpora.word_cache import existing_word_cache
+from nosology.encoders.cached_words import CachedWords
+from nosology.encoders.tokenizers import Encoding, TokenIds, WordTokenizer
 from nosology.models.evidence_spans import best_spans, by_word
 from nosology.models.note_blocks import tokenized_blocks, tokenized_blocks_ahead, tokenizing_processes
 from nosology.training.calibration import EXCLUDED_LOGIT, PlattScaling, Scaling, scaling_from_json
@@ -35,6 +38,7 @@ from nosology.training.inference import HostCopy, batch_limits, by_length, one_a
 
 _CPU_BLOCK, _GPU_BLOCK = 64, 1024  # notes that are read and sorted by length together
 _SPANS = 5  # of evidence per code
+_ROWS = 256  # notes whose probabilities are computed at once
 _MAX_CELLS = 1 << 26  # notes x labels x tokens whose attention is in memory at once
 
 
@@ -142,7 +146,11 @@ class Calibrated(Generic[ModuleT]):
 
     def to_probabilities(self, logits: np.ndarray) -> np.ndarray:
         """Probabilities (B, L) of logits (B, L); 0 where the logit is `EXCLUDED_LOGIT`."""
-        return np.where(logits > EXCLUDED_LOGIT, self.calibration(logits), np.float32(0))
+        probabilities = np.empty(logits.shape, np.float32)
+        for start in range(0, len(logits), _ROWS):  # a large matrix would need its size three times more
+            rows = logits[start : start + _ROWS]
+            probabilities[start : start + _ROWS] = np.where(rows > EXCLUDED_LOGIT, self.calibration(rows), 0)
+        return probabilities
 
     def calibrated(self, logits: np.ndarray, gold: sparse.csr_matrix) -> Self:
         """This model with its calibration fitted on logits (B, L) of dev notes; gold: 0/1 (B, L)."""
@@ -234,14 +242,38 @@ class NeuralModel(Calibrated[NetT], Generic[NetT, SettingsT, TokenizerT]):
         """Blocks of notes with their tokens; for a GPU, other processes tokenize the next blocks meanwhile."""
         on_gpu = self.device.type == "cuda"
         workers = tokenizing_processes() if on_gpu and self.reads_text_only else 0
-        size = _GPU_BLOCK if on_gpu else _CPU_BLOCK
         if workers:
-            return tokenized_blocks_ahead(notes, size, self.tokenizer, workers)
-        return tokenized_blocks(notes, size, self.tokenize)
+            return tokenized_blocks_ahead(notes, self._block_size, self.tokenizer, workers)
+        return tokenized_blocks(notes, self._block_size, self.tokenize)
 
     def probability_blocks(self, notes: Iterable[Note]) -> Iterator[np.ndarray]:
         """Probabilities (b, L) of one block of notes after the other, in order."""
         return (self.probabilities_of(block, encodings) for block, encodings in self.blocks(notes))
+
+    def corpus_probabilities(self, corpus: Corpus, rows: np.ndarray, columns: np.ndarray) -> Iterator[np.ndarray]:
+        """Probabilities (b, K) of the labels at `columns` (K,), of one block after the other of the notes at `rows`.
+
+        A word model reads the words of the notes from the word cache of the corpus if there is one.
+        """
+        encodings = self._cached_words(corpus, rows)
+        if encodings is None:
+            yield from (block[:, columns] for block in self.probability_blocks(corpus.notes_at(rows)))
+            return
+        labels = None if len(columns) == len(self.labels) else columns.tolist()
+        for start in range(0, len(encodings), self._block_size):
+            yield self.to_probabilities(self.logits_of(encodings[start : start + self._block_size], labels))
+
+    def _cached_words(self, corpus: Corpus, rows: np.ndarray) -> Sequence[TokenIds] | None:
+        """The tokenized notes at `rows` from the word cache of the corpus; None without one."""
+        tokenizer = self.tokenizer
+        if not isinstance(tokenizer, WordTokenizer) or tokenizer.reference_padding:
+            return None
+        cache = existing_word_cache(corpus, tokenizer.cleaning)
+        return CachedWords(((cache, rows),)).encoded(tokenizer) if cache else None
+
+    @property
+    def _block_size(self) -> int:
+        return _GPU_BLOCK if self.device.type == "cuda" else _CPU_BLOCK
 
     def explained(
         self, notes: Iterable[Note], choose: Callable[[np.ndarray], ChosenEvidence[C]]

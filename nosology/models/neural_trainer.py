@@ -24,21 +24,21 @@ from nosology.core.label_space import (
     LabelSpace,
     column_sums,
     label_versions,
-    mask_other_versions,
     note_versions,
 )
-from nosology.core.progress import activity, progress
+from nosology.core.progress import Counter, activity, counting, progress
 from nosology.corpora.corpus import Corpus
 from nosology.encoders.tokenizers import SubwordTokenizer, TokenIds, Vocabulary, WordTokenizer
 from nosology.encoders.word_vectors import train_word_vectors
 from nosology.evaluation import brief
-from nosology.models.neural import NeuralModel, Tokenizer
+from nosology.models.neural import NeuralModel, Tokenizer, default_device
 from nosology.models.train import CalibratedTrainer, Fit, TrainedCoder
 from nosology.text.tokens import words_of
 from nosology.training.calibration import EXCLUDED_LOGIT
 from nosology.training.checkpoint import read_tensors, write_tensors
 from nosology.training.data_loader import Batch, pad_notes
 from nosology.training.examples import Examples, codes_in_labels, codes_in_systems, label_space, validation_rows
+from nosology.training.inference import trained_precision
 from nosology.training.label_sampling import label_targets, sample_labels
 from nosology.training.recipe_settings import LabelSettings, NeuralRecipe, WordRecipe
 from nosology.training.run_folder import REFIT, WORD_VECTORS, run_fingerprint
@@ -103,6 +103,8 @@ class Targets:
         return Targets(of_label, pools, sample_size)
 
 
+_COUNTED = 1024  # notes that are scored between two updates of their number
+
 R = TypeVar("R", bound=NeuralRecipe)
 M = TypeVar("M", bound=NeuralModel)
 
@@ -158,17 +160,32 @@ class NeuralTrainer(CalibratedTrainer[R, M], Generic[R, M]):
         model, targets = self.build_model(labels, examples)
         notes = TokenizedNotes.of(examples, self.recipe.labels, model.tokenizer, labels)
         model.train_counts = notes.label_counts
-        model.precision = self.recipe.training.precision
+        model.precision = trained_precision(self.recipe.training.precision, default_device())
         self.notes = notes
         return model, targets, notes
 
 
 def fit_on_dev(model: M, dev: TokenizedNotes, report: dict[str, Any], choice: Any) -> Fit[M]:
     """A trained model with its logits on dev notes, each within its own ICD version."""
-    logits = mask_other_versions(
-        model.logits_of(dev.encodings), dev.versions, label_versions(model.labels), EXCLUDED_LOGIT
-    )
+    with counting("scoring dev notes", total=len(dev.encodings)) as counter:
+        logits = version_logits(model, dev, counter)
     return Fit(model, logits, dev.gold, dev.codes, report | {"shape": model.settings.model_dump()}, choice=choice)
+
+
+def version_logits(model: NeuralModel, notes: TokenizedNotes, counter: Counter | None = None) -> np.ndarray:
+    """Logits (B, L) of notes, each for the codes of its own ICD version; `EXCLUDED_LOGIT` for all others."""
+    by_label = label_versions(model.labels)
+    logits = np.full((len(notes.encodings), len(by_label)), EXCLUDED_LOGIT, np.float32)
+    for version in np.unique(notes.versions):
+        rows, labels = np.flatnonzero(notes.versions == version), np.flatnonzero(by_label & version)
+        columns = None if len(labels) == len(by_label) else labels.tolist()
+        size = _COUNTED if counter else len(rows)
+        for block in (rows[start : start + size] for start in range(0, len(rows), size)):
+            encodings = [notes.encodings[row] for row in block.tolist()]
+            logits[np.ix_(block, labels)] = model.logits_of(encodings, columns)
+            if counter:
+                counter.advance(len(block))
+    return logits
 
 
 @dataclass(frozen=True)
@@ -253,8 +270,7 @@ def fit_labels(
 def _validate(model: NeuralModel, dev: TokenizedNotes, net: torch.nn.Module) -> dict[str, float]:
     """The values of `brief` and the loss on dev notes, each within its own version."""
     model.weights_changed()
-    logits, versions = model.logits_of(dev.encodings), label_versions(model.labels)
-    mask_other_versions(logits, dev.versions, versions, EXCLUDED_LOGIT)
+    logits = version_logits(model, dev)
     probabilities = model.to_probabilities(logits)
     return brief(model.labels, dev.codes, probabilities) | {"dev_loss": mean_loss(logits, dev.gold)}
 

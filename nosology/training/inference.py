@@ -24,6 +24,14 @@ def uses_bf16(precision: str, device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_bf16_supported(False)
 
 
+def trained_precision(precision: str, device: torch.device) -> str:
+    """The precision in which a net that was trained on a device scores notes on any device.
+
+    precision: `training.precision` of the recipe. With "auto", a net that was trained in float32 stays in float32.
+    """
+    return "fp32" if precision == "auto" and not uses_bf16(precision, device) else precision
+
+
 def memory_budget(device: torch.device) -> int:
     """Tokens of a batch, or of a micro-batch of training, that fit in the memory of the device."""
     if device.type != "cuda":

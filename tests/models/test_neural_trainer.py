@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -13,7 +14,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from nosology.config import load_recipe
 from nosology.core import Code, ConfigError, DataError, Note, OutputError
-from nosology.core.label_space import ICD9, ICD10, LabelSpace
+from nosology.core.label_space import ICD9, ICD10, LabelSpace, label_versions, mask_other_versions
+from nosology.core.progress import counting
 from nosology.corpora.corpus import Corpus, write_corpus
 from nosology.encoders.tokenizers import TokenIds
 from nosology.evaluation.measure import measure
@@ -24,6 +26,7 @@ from nosology.models.neural_trainer import Targets
 from nosology.models.registry import load_class
 from nosology.models.train import train
 from nosology.training.examples import Examples
+from nosology.training.inference import trained_precision
 from nosology.training.recipe_settings import WordVectorSettings
 from nosology.training.run_folder import run_folder
 from tests.conftest import PHRASES, as_notes, small_notes
@@ -304,11 +307,34 @@ def test_saved_model_is_the_tuned_model(larger, tmp_path, monkeypatch):
     )
     dev = Examples([larger], lambda note: note.split == "dev")
     tuned = neural.TokenizedNotes.of(dev, recipe("dual_laat").labels, results.model.tokenizer, results.model.labels)
-    logits = loaded.model.logits_of(tuned.encodings)
-    neural.mask_other_versions(
-        logits, tuned.versions, neural.label_versions(results.model.labels), neural.EXCLUDED_LOGIT
-    )
+    logits = neural.version_logits(loaded.model, tuned)
     assert results.model.calibration == pytest.approx(loaded.model.calibrated(logits, tuned.gold).calibration)
+
+
+def test_version_logits_are_those_of_the_codes_of_the_version(coder, larger):
+    dev = Examples([larger], lambda note: note.split == "dev")
+    notes = neural.TokenizedNotes.of(dev, recipe("dual_laat").labels, coder.model.tokenizer, coder.model.labels)
+    assert set(notes.versions) == {ICD9, ICD10, ICD9 | ICD10}
+    every = coder.model.logits_of(notes.encodings)
+    mask_other_versions(every, notes.versions, label_versions(coder.model.labels), neural.EXCLUDED_LOGIT)
+    with counting("scoring") as counter:
+        np.testing.assert_allclose(neural.version_logits(coder.model, notes, counter), every, atol=1e-5)
+    assert counter.value() == len(notes.encodings)
+
+
+@pytest.mark.parametrize(("has_bf16", "expected"), [(False, "fp32"), (True, "auto")])
+def test_a_net_trained_without_bf16_is_scored_without_it_on_any_device(has_bf16, expected, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *_: has_bf16)
+    assert trained_precision("auto", torch.device("cuda")) == expected
+    assert trained_precision("auto", torch.device("cpu")) == "fp32"
+    for given in ("fp32", "bf16", "fp64"):
+        assert trained_precision(given, torch.device("cpu")) == given
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_saved_precision_is_that_of_training(kind, small_corpus, tmp_path):
+    train(recipe(kind, "training.epochs=1"), [small_corpus], tmp_path / "bundle")
+    assert json.loads((tmp_path / "bundle" / "model.json").read_text())["precision"] == "fp32"
 
 
 def test_notes_of_other_icd_versions_are_ignored(small_corpus, monkeypatch):

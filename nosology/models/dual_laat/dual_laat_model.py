@@ -246,7 +246,7 @@ class DualLaat(NeuralModel[DualLaatNet, DualLaatSettings, WordTokenizer]):
 
     def score_batch(self, batch: Batch, encodings: Sequence[TokenIds]) -> Tensor:
         """Logits (B, L); in two stages, a code that is not among a note's candidates has the logit `EXCLUDED_LOGIT`."""
-        if batch.labels is not None or self.retriever is None or not 0 < self.candidates < len(self.labels):
+        if self.retriever is None or not 0 < self.candidates < len(self.labels):
             return self.batch_logits(batch)
         states = self.net.states(batch) if batch.encoded is None else batch.encoded
         logits = states.new_full((len(encodings), len(self.labels)), EXCLUDED_LOGIT, dtype=torch.float32)
@@ -260,7 +260,7 @@ class DualLaat(NeuralModel[DualLaatNet, DualLaatSettings, WordTokenizer]):
             note = slice(row, row + 1)
             one = Batch(batch.tokens[note], batch.lengths[note], encoded=states[note])
             logits[row, chosen] = self.net.logits(one, queries[:, chosen])[0].float()
-        return logits
+        return logits if batch.labels is None else logits[:, batch.labels.to(logits.device)]
 
     def batch_logits(self, batch: Batch) -> Tensor:
         """Logits (B, L) of a batch."""

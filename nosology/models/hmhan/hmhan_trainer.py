@@ -41,9 +41,10 @@ from nosology.models.hmhan.report_batches import (
     encoder_fingerprint,
 )
 from nosology.models.hmhan.report_features import MetadataColumns
-from nosology.models.neural import EXCLUDED_LOGIT
+from nosology.models.neural import EXCLUDED_LOGIT, default_device
 from nosology.models.train import CoderTrainer, TrainedCoder
 from nosology.training.examples import Examples, codes_in_systems, label_space, union, validation_rows
+from nosology.training.inference import trained_precision
 from nosology.training.losses import class_weights, log_odds_shift
 from nosology.training.run_folder import REFIT, STATES, run_fingerprint
 from nosology.training.trainer import ParameterGroup, TrainingResult, TrainingRun, fit, launch_fabric
@@ -93,7 +94,8 @@ class HmhanEnsembleTrainer:
         columns: MetadataColumns,
     ) -> Hmhan:
         """A model without nets for train notes."""
-        counts, precision = np.zeros(len(labels), np.int64), recipe.training.precision
+        precision = trained_precision(recipe.training.precision, default_device())
+        counts = np.zeros(len(labels), np.int64)
         shared = labels, counts, tokenizer, HmhanEnsemble([]), recipe.model
         return Hmhan(*shared, precision=precision, columns=columns)
 

@@ -27,6 +27,7 @@ from nosology.encoders.append_only_store import check_cache_folder
 from nosology.encoders.cached_words import EncodedWords
 from nosology.encoders.tokenizers import SPECIALS, Vocabulary, WordTokenizer
 from nosology.encoders.word_encoders import AwdLstm
+from nosology.models.neural import default_device
 from nosology.models.neural_trainer import Targets, TokenizedNotes, fit_labels, fit_on_dev
 from nosology.models.plant.language_model import LanguageModel, StreamPlan, TextStreams
 from nosology.models.plant.plant_model import Plant, PlantNet, PlantNets, direction_name, directions
@@ -37,6 +38,7 @@ from nosology.models.published import load_language_model
 from nosology.models.train import CalibratedTrainer, Fit
 from nosology.training.checkpoint import read_tensors, write_tensors
 from nosology.training.examples import Examples, codes_in_systems, label_space
+from nosology.training.inference import trained_precision
 from nosology.training.run_folder import BEST, CHECKPOINT, REFIT, run_fingerprint
 from nosology.training.trainer import ParameterGroup, TrainingResult, TrainingRun, fit
 
@@ -336,7 +338,7 @@ def _train_classifiers(
     """The model with all directions trained, and their results; before: results of an earlier training, for a refit."""
     recipe, results, counts = pipeline.recipe, {}, pipeline.notes.label_counts
     model = Plant.of(pipeline.labels, counts, pipeline.tokenizer, recipe.model, recipe.ranker, pipeline.relevance())
-    model.precision = recipe.training.precision
+    model.precision = trained_precision(recipe.training.precision, default_device())
     for number, backward in enumerate(directions(recipe.model)):
         name, net = direction_name(backward), pipeline.net(backward)
         results[name] = fit_labels(
