@@ -5,8 +5,7 @@ python benchmarks/speed/evaluation.py --notes 2400 --codes 14000 --recipe dual_l
 The coder has the sizes of the recipe and random weights: speed does not depend on what was learned. Notes are as long
 as those of MIMIC-IV (median 1,492 words). `old` is the way of version 0.2: float32, batches of at most 131,072 tokens
 among 256 notes (64 for coding), reading and scoring in turn, a second pass of the net for the evidence of each note. It
-is timed on fewer notes in the same run. A corpus of train notes has a word cache, which spares `evaluate` the
-tokenizing; both are timed. Scores of the stream are compared with those of single notes: more than 1e-3
+is timed on fewer notes in the same run. Scores of the stream are compared with those of single notes: more than 1e-3
 apart, or another decision that is no tie, is an error. The result file has an entry for each recipe with its settings,
 notes, codes, candidates and device; other entries stay.
 """
@@ -36,7 +35,6 @@ from nosology.core import Code, Note
 from nosology.core.files import read_json, write_json
 from nosology.core.label_space import LabelSpace
 from nosology.corpora.corpus import Corpus, write_corpus
-from nosology.corpora.word_cache import word_cache
 from nosology.encoders.tokenizers import Vocabulary, WordTokenizer
 from nosology.evaluation import examine
 from nosology.evaluation.decision import Decision
@@ -187,8 +185,9 @@ def run_stages(bundle: Bundle, model: NeuralModel, corpus: Corpus, old: int, fol
         stages.run("encoding the descriptions, once", 0, lambda: model.queries)
     stages.run("first note", 1, lambda: model.probabilities(notes[:1]))
     model.probabilities(notes[:64])  # warm-up
-    encodings = stages.run("reading, in one process", n, lambda: [model.tokenize(note) for note in notes])
-    stages.run("forward pass of notes that are read", n, lambda: model.logits_of(encodings))
+    stages.run("tokenizing with offsets", n, lambda: [model.tokenize(note) for note in notes])
+    encodings = stages.run("tokenizing", n, lambda: model.token_ids(notes))
+    stages.run("forward pass of tokenized notes", n, lambda: model.logits_of(encodings))
     probabilities = stages.run(
         "reading and forward pass", n, lambda: np.concatenate(list(probability_blocks(model, corpus.notes())))
     )
@@ -198,13 +197,6 @@ def run_stages(bundle: Bundle, model: NeuralModel, corpus: Corpus, old: int, fol
     evaluation = stages.run("metrics with intervals", n, lambda: examine(model.labels, gold, probabilities, threshold))
     stages.run("report", n, lambda: write_report(folder / "parts", evaluation, train_counts={}))
     stages.run("nosology evaluate, all of it", n, lambda: measure(bundle, corpus, "all", folder / "report"))
-    cleaning = model.tokenizer.cleaning
-    stages.run("word cache, which a training leaves", n, lambda: word_cache(Corpus.open(corpus.folder), cleaning))
-    stages.run(
-        "nosology evaluate after a training",
-        n,
-        lambda: measure(bundle, Corpus.open(corpus.folder), "all", folder / "cached_report"),
-    )
     coder = Coder(bundle)
     stages.run("nosology code --json", n, lambda: coded_as_json(coder, corpus.notes()))
     singles = notes[: min(n, 9)]

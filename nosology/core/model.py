@@ -9,15 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
 from nosology.core.label_space import LabelSpace
 from nosology.core.note import Code, EvidenceSpan, Note
-
-if TYPE_CHECKING:
-    from nosology.corpora.corpus import Corpus
 
 
 class Model(Protocol):
@@ -65,8 +62,8 @@ C = TypeVar("C")
 class BatchScoring(Protocol):
     """A model that scores and explains many notes faster than one by one; the results are the same but for rounding."""
 
-    def probability_blocks(self, notes: Iterable[Note]) -> Iterator[np.ndarray]:
-        """Probabilities (b, L) of one block of notes after the other, in order."""
+    def probability_blocks(self, notes: Iterable[Note], columns: Sequence[int] | None = None) -> Iterator[np.ndarray]:
+        """Probabilities (b, L) of one block of notes after the other, in order; columns: of these labels only."""
 
     def explained(
         self, notes: Iterable[Note], choose: Callable[[np.ndarray], tuple[C, Sequence[int]]]
@@ -74,17 +71,6 @@ class BatchScoring(Protocol):
         """For each note, in order: the first item that `choose` returns for its probabilities (L,), and the evidence.
 
         The second item of `choose` names the labels whose evidence is wanted.
-        """
-
-
-@runtime_checkable
-class CorpusScoring(Protocol):
-    """A model that scores some labels of notes of a corpus, and does not tokenize again what training has tokenized."""
-
-    def corpus_probabilities(self, corpus: Corpus, rows: np.ndarray, columns: np.ndarray) -> Iterator[np.ndarray]:
-        """Probabilities (b, K) of the labels at `columns` (K,), of one block after the other of the notes at `rows`.
-
-        rows: ascending places of notes in the corpus.
         """
 
 

@@ -86,42 +86,19 @@ def word_cache(corpus: Corpus, cleaning: Cleaning) -> WordCache:
     return corpus.word_caches[cleaning]
 
 
-def existing_word_cache(corpus: Corpus, cleaning: Cleaning) -> WordCache | None:
-    """The word cache of a corpus if it was built before."""
-    if cleaning in corpus.word_caches:
-        return corpus.word_caches[cleaning]
-    key = _key(corpus, cleaning)
-    for folder in _folders(corpus, key):
-        with suppress(OSError):
-            if _is_complete(folder, key):
-                return corpus.word_caches.setdefault(cleaning, WordCache(folder))
-    return None
-
-
-def _key(corpus: Corpus, cleaning: Cleaning) -> dict[str, Any]:
-    """What the words of a cache depend on."""
-    return {
+def _stored(corpus: Corpus, cleaning: Cleaning) -> WordCache:
+    key = {
         "format": FORMAT,
         "corpus": corpus.hash,
         "cleaning": cleaning,
         "unicode": unicodedata.unidata_version,  # decides which characters are letters
     }
-
-
-def _folders(corpus: Corpus, key: dict[str, Any]) -> list[Path]:
-    """Where the cache with a key may be, the best place first."""
-    name = f"{key['cleaning']}-{json_sha256(key)[:16]}"
-    return [place / name for place in (corpus.folder / WORDS, cache_folder() / WORDS)]
-
-
-def _stored(corpus: Corpus, cleaning: Cleaning) -> WordCache:
-    key = _key(corpus, cleaning)
-    folders = _folders(corpus, key)
-    for folder in folders:
+    name = f"{cleaning}-{json_sha256(key)[:16]}"
+    for place in (corpus.folder / WORDS, cache_folder() / WORDS):
         with suppress(OSError, OutputError):
-            return _find_or_build(corpus, cleaning, folder, key)
+            return _find_or_build(corpus, cleaning, place / name, key)
     temporary = Path(mkdtemp(prefix="nosology-words-"))
-    cache = WordCache(temporary / folders[0].name)
+    cache = WordCache(temporary / name)
     finalize(cache, shutil.rmtree, temporary, ignore_errors=True)
     _build(corpus, cleaning, cache.folder, key)
     return cache

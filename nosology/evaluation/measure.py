@@ -14,7 +14,7 @@ import numpy as np
 from nosology.codes.lookup import label_description
 from nosology.core import SPLITS, SYSTEMS, Code, ConfigError, DataError, Note, __version__
 from nosology.core.label_space import SYSTEM_VERSION, LabelSpace, label_versions, note_versions
-from nosology.core.model import BatchScoring, CorpusScoring, Model, OpenVocabulary
+from nosology.core.model import BatchScoring, Model, OpenVocabulary
 from nosology.core.progress import Counter as Counted
 from nosology.core.progress import activity, counting
 from nosology.corpora.corpus import Corpus
@@ -185,29 +185,26 @@ class _SplitScorer:
         by_label = label_versions(self.labels)
         for version in np.unique(versions):
             labels, notes = np.flatnonzero(by_label & version), np.flatnonzero(versions == version)
+            columns = None if len(labels) == len(self.model.labels) else self.columns[labels].tolist()
             start = 0
-            for block in corpus_probabilities(self.model, self.corpus, rows[notes], self.columns[labels]):
+            for block in probability_blocks(self.model, self.corpus.notes_at(rows[notes]), columns):
                 probabilities[np.ix_(notes[start : start + len(block)], labels)] = block
                 start += len(block)
                 counter.advance(len(block))
         return probabilities
 
 
-def corpus_probabilities(model: Model, corpus: Corpus, rows: np.ndarray, columns: np.ndarray) -> Iterator[np.ndarray]:
-    """Probabilities (b, K) of the labels at `columns` (K,), of one block after the other of the notes at `rows`."""
-    if isinstance(model, CorpusScoring):
-        return model.corpus_probabilities(corpus, rows, columns)
-    return (block[:, columns] for block in probability_blocks(model, corpus.notes_at(rows)))
-
-
-def probability_blocks(model: Model, notes: Iterable[Note]) -> Iterator[np.ndarray]:
-    """Probabilities (b, L) of one block of notes after the other, in order."""
+def probability_blocks(
+    model: Model, notes: Iterable[Note], columns: Sequence[int] | None = None
+) -> Iterator[np.ndarray]:
+    """Probabilities (b, L) of one block of notes after the other, in order; columns: of these labels only."""
     if isinstance(model, BatchScoring):
-        yield from model.probability_blocks(notes)
+        yield from model.probability_blocks(notes, columns)
         return
     notes = iter(notes)
     while block := list(islice(notes, _BATCH)):
-        yield model.probabilities(block)
+        probabilities = model.probabilities(block)
+        yield probabilities if columns is None else probabilities[:, columns]
 
 
 def _version_cautions(scorer: _SplitScorer, versions: np.ndarray, split: str) -> list[str]:

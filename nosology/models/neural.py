@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy
 from dataclasses import asdict, dataclass, field, replace
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
@@ -26,10 +26,7 @@ from nosology.core import EvidenceSpan, Note
 from nosology.core.label_space import LabelSpace
 from nosology.core.model import WordWeights
 from nosology.core.settings import Settings
-from nosology.corpora.corpus import Corpus
-from nosology.corpora.word_cache import existing_word_cache
-from nosology.encoders.cached_words import CachedWords
-from nosology.encoders.tokenizers import Encoding, TokenIds, WordTokenizer
+from nosology.encoders.tokenizers import Encoding, TokenIds
 from nosology.models.evidence_spans import best_spans, by_word
 from nosology.models.note_blocks import tokenized_blocks, tokenized_blocks_ahead, tokenizing_processes
 from nosology.training.calibration import EXCLUDED_LOGIT, PlattScaling, Scaling, scaling_from_json
@@ -47,6 +44,9 @@ class Tokenizer(Protocol):
 
     def tokenize(self, text: str) -> Encoding:
         """The tokens of a note."""
+
+    def token_ids(self, texts: Iterable[str]) -> Iterator[TokenIds]:
+        """The tokens of notes, without offsets."""
 
     def to_json(self) -> dict[str, Any]:
         """The argument of `from_json` of the same class."""
@@ -228,15 +228,19 @@ class NeuralModel(Calibrated[NetT], Generic[NetT, SettingsT, TokenizerT]):
 
     def probabilities(self, notes: Sequence[Note]) -> np.ndarray:
         """Probabilities (B, L); zeros for a note without a token."""
-        return self.probabilities_of(notes, [self.tokenize(note) for note in notes])
+        return self.probabilities_of(notes, self.token_ids(notes))
 
-    def probabilities_of(self, notes: Sequence[Note], encodings: Sequence[Encoding]) -> np.ndarray:
+    def probabilities_of(self, notes: Sequence[Note], encodings: Sequence[TokenIds]) -> np.ndarray:
         """Probabilities (B, L) of notes; encodings: the tokenized notes."""
         return self.to_probabilities(self.logits_of(encodings))
 
     def tokenize(self, note: Note) -> Encoding:
         """The tokens of a note, and further inputs of the net."""
         return self.tokenizer.tokenize(note.text)
+
+    def token_ids(self, notes: Sequence[Note]) -> Sequence[TokenIds]:
+        """What `tokenize` returns for each note, without offsets."""
+        return list(self.tokenizer.token_ids(note.text for note in notes))
 
     def blocks(self, notes: Iterable[Note]) -> Iterator[tuple[list[Note], Sequence[Encoding]]]:
         """Blocks of notes with their tokens; for a GPU, other processes tokenize the next blocks meanwhile."""
@@ -246,30 +250,15 @@ class NeuralModel(Calibrated[NetT], Generic[NetT, SettingsT, TokenizerT]):
             return tokenized_blocks_ahead(notes, self._block_size, self.tokenizer, workers)
         return tokenized_blocks(notes, self._block_size, self.tokenize)
 
-    def probability_blocks(self, notes: Iterable[Note]) -> Iterator[np.ndarray]:
-        """Probabilities (b, L) of one block of notes after the other, in order."""
-        return (self.probabilities_of(block, encodings) for block, encodings in self.blocks(notes))
+    def probability_blocks(self, notes: Iterable[Note], columns: Sequence[int] | None = None) -> Iterator[np.ndarray]:
+        """Probabilities (b, L) of one block of notes after the other, in order; columns: of these labels only.
 
-    def corpus_probabilities(self, corpus: Corpus, rows: np.ndarray, columns: np.ndarray) -> Iterator[np.ndarray]:
-        """Probabilities (b, K) of the labels at `columns` (K,), of one block after the other of the notes at `rows`.
-
-        A word model reads the words of the notes from the word cache of the corpus if there is one.
+        A GPU scores a block while the next one is read and tokenized.
         """
-        encodings = self._cached_words(corpus, rows)
-        if encodings is None:
-            yield from (block[:, columns] for block in self.probability_blocks(corpus.notes_at(rows)))
-            return
-        labels = None if len(columns) == len(self.labels) else columns.tolist()
-        for start in range(0, len(encodings), self._block_size):
-            yield self.to_probabilities(self.logits_of(encodings[start : start + self._block_size], labels))
-
-    def _cached_words(self, corpus: Corpus, rows: np.ndarray) -> Sequence[TokenIds] | None:
-        """The tokenized notes at `rows` from the word cache of the corpus; None without one."""
-        tokenizer = self.tokenizer
-        if not isinstance(tokenizer, WordTokenizer) or tokenizer.reference_padding:
-            return None
-        cache = existing_word_cache(corpus, tokenizer.cleaning)
-        return CachedWords(((cache, rows),)).encoded(tokenizer) if cache else None
+        notes = iter(notes)
+        blocks = iter(lambda: list(islice(notes, self._block_size)), [])
+        for logits in one_ahead(self._start_scoring(self.token_ids(block), columns) for block in blocks):
+            yield self.to_probabilities(logits())
 
     @property
     def _block_size(self) -> int:
@@ -286,21 +275,33 @@ class NeuralModel(Calibrated[NetT], Generic[NetT, SettingsT, TokenizerT]):
 
         All logits of a note without tokens are `EXCLUDED_LOGIT`.
         """
-        width = len(self.labels) if columns is None else len(columns)
-        logits = np.full((len(encodings), width), EXCLUDED_LOGIT, dtype=np.float32)
-        selected = None if columns is None else torch.tensor(columns, dtype=torch.int64)
         with self.inference():
-            for rows, _, scored in one_ahead(self._scored(encodings, selected)):
-                logits[rows] = scored.numpy()
+            return self._joined(len(encodings), columns, one_ahead(self._scored(encodings, columns)))
+
+    def _start_scoring(self, encodings: Sequence[TokenIds], columns: Sequence[int] | None) -> Callable[[], np.ndarray]:
+        """A function that waits for the logits of `logits_of`, whose computation has been started."""
+        with self.inference():
+            batches = [(rows, None, scored) for rows, _, scored in self._scored(encodings, columns)]
+        return lambda: self._joined(len(encodings), columns, batches)
+
+    def _joined(
+        self, notes: int, columns: Sequence[int] | None, batches: Iterable[tuple[np.ndarray, Any, HostCopy]]
+    ) -> np.ndarray:
+        """The logits (B, L) of batches in one matrix."""
+        width = len(self.labels) if columns is None else len(columns)
+        logits = np.full((notes, width), EXCLUDED_LOGIT, dtype=np.float32)
+        for rows, _, scored in batches:
+            logits[rows] = scored.numpy()
         return logits
 
     def _scored(
-        self, encodings: Sequence[TokenIds], labels: Tensor | None, *, encode: bool = False
+        self, encodings: Sequence[TokenIds], columns: Sequence[int] | None, *, encode: bool = False
     ) -> Iterator[tuple[np.ndarray, Batch, HostCopy]]:
         """Batches of notes with tokens: their rows, the batch on the device, and its logits.
 
         encode: the batch keeps what its attention needs.
         """
+        labels = None if columns is None else torch.tensor(columns, dtype=torch.int64)
         lengths = np.array([len(encoding.ids) for encoding in encodings], dtype=np.int64)
         for rows in by_length(lengths, *batch_limits(self.device)):
             batch = Batch(*pad_notes([encodings[row].ids for row in rows]), labels=labels)

@@ -28,7 +28,7 @@ from nosology.core.label_space import (
 )
 from nosology.core.progress import Counter, activity, counting, progress
 from nosology.corpora.corpus import Corpus
-from nosology.encoders.tokenizers import SubwordTokenizer, TokenIds, Vocabulary, WordTokenizer
+from nosology.encoders.tokenizers import TokenIds, Vocabulary, WordTokenizer
 from nosology.encoders.word_vectors import train_word_vectors
 from nosology.evaluation import brief
 from nosology.models.neural import NeuralModel, Tokenizer, default_device
@@ -64,8 +64,7 @@ class TokenizedNotes:
             encodings = examples.words(tokenizer.cleaning).encoded(tokenizer)
         else:
             texts = progress(examples.texts(), "reading", total=len(examples))
-            is_subword = isinstance(tokenizer, SubwordTokenizer)
-            encodings = list(tokenizer.token_ids(texts) if is_subword else map(tokenizer.tokenize, texts))
+            encodings = list(tokenizer.token_ids(texts))
         codes = codes_in_labels(settings, labels, examples.codes)
         return TokenizedNotes(encodings, codes, labels.encode(codes), note_versions(examples.codes))
 

@@ -21,10 +21,9 @@ from nosology.core.files import json_sha256
 from nosology.corpora import corpus as corpus_module
 from nosology.corpora import word_cache as module
 from nosology.corpora.corpus import NOTES, WORDS, Corpus, write_corpus
-from nosology.corpora.word_cache import SPLIT, WordCache, existing_word_cache, word_cache
+from nosology.corpora.word_cache import SPLIT, WordCache, word_cache
 from tests.conftest import small_notes
 
-FILES = ("cache.json", "ids.int32", "bounds.int64", "words.txt")
 TEXTS = ["", "Fever 39.5 C, fever", "Niño con tos\u0301", "12", "été İzmir ___ 7 mg", "Ça va? 3 x 2"]
 
 
@@ -228,17 +227,6 @@ def test_a_corpus_that_is_replaced_while_it_is_read_has_no_cache(corpus, tmp_pat
         word_cache(corpus, "none")
     assert not [path for path in tmp_path.rglob("*") if path.name.startswith("none-")]
     assert corpus.word_caches == {}
-
-
-def test_a_cache_that_exists_is_found_and_none_is_built(corpus, tmp_path):
-    assert existing_word_cache(corpus, "none") is None
-    built = word_cache(corpus, "none")
-    assert existing_word_cache(Corpus.open(corpus.folder), "none").folder == built.folder
-    assert existing_word_cache(Corpus.open(corpus.folder), "benchmark") is None
-    path = built.folder / "ids.int32"
-    path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:])
-    assert existing_word_cache(Corpus.open(corpus.folder), "none") is None, "a damaged one"
-    assert files(corpus.folder / WORDS) == {f"{built.folder.name}/{name}" for name in FILES} | {".lock"}
 
 
 def test_damaged_notes_are_no_reason_to_fall_back(corpus):

@@ -155,6 +155,17 @@ def test_unknown_numbers_of_descriptions_differ():
     assert len(tokenizer.description_ids("type 2031", 3)) == 3
 
 
+@pytest.mark.parametrize("changes", [{}, {"alphabetic": True}, {"benchmark": True}, {"reference_padding": True}])
+@settings(max_examples=60, deadline=None)
+@given(text=st.text(max_size=60) | st.text(alphabet="aB 1.7\n\u0301é_İ", max_size=60), limit=st.integers(1, 9))
+def test_words_without_offsets_are_those_of_tokenize(changes, text, limit):
+    tokenizer = WordTokenizer(Vocabulary(["a", "b", "17", "é", "ab", "1"]), limit, **changes)
+    (read,) = tokenizer.token_ids([text])
+    expected = tokenizer.tokenize(text)
+    assert read.ids.dtype == expected.ids.dtype == np.int32
+    assert read.ids.tolist() == expected.ids.tolist()
+
+
 @pytest.fixture(scope="module")
 def tokenizers(tmp_path_factory) -> dict[str, SubwordTokenizer]:
     folder = tmp_path_factory.mktemp("tiny")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Self
@@ -67,11 +67,24 @@ class Hmhan(NeuralModel):
         encoding = self.tokenizer.tokenize(note.text)
         return EncodedReport(encoding.ids, encoding.starts, encoding.ends, self.columns.vector(note.extra))
 
-    def knows_words(self, encoding: Encoding) -> bool:
+    def token_ids(self, notes: Sequence[Note]) -> Sequence[EncodedReport]:
+        """The tokens of reports, with their metadata columns."""
+        return [self.tokenize(note) for note in notes]
+
+    def knows_words(self, encoding: TokenIds) -> bool:
         """Whether a report has a word that the model knows."""
         return len(encoding) > 0
 
-    def probabilities_of(self, notes: Sequence[Note], encodings: Sequence[Encoding]) -> np.ndarray:
+    def probability_blocks(self, notes: Iterable[Note], columns: Sequence[int] | None = None) -> Iterator[np.ndarray]:
+        """Probabilities (b, L) of one block of notes after the other, in order; columns: of these labels only.
+
+        All labels are scored: calibration and the prior over code sets need them.
+        """
+        for block, encodings in self.blocks(notes):
+            probabilities = self.probabilities_of(block, encodings)
+            yield probabilities if columns is None else probabilities[:, columns]
+
+    def probabilities_of(self, notes: Sequence[Note], encodings: Sequence[TokenIds]) -> np.ndarray:
         """Probabilities (B, L) of notes; without a known word the shares of train reports, without any text zeros."""
         probabilities = super().probabilities_of(notes, encodings)
         if self.train_shares is not None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nosology.core import EvidenceSpan, Note
 from nosology.encoders.state_cache import CachedStates
-from nosology.encoders.tokenizers import Encoding, TokenIds
+from nosology.encoders.tokenizers import TokenIds
 from nosology.models.evidence_spans import best_spans
 from nosology.models.hmhan.hmhan_model import Hmhan
 from nosology.models.neural import EXCLUDED_LOGIT
@@ -42,7 +42,7 @@ class Reports(Hmhan):
         features, values = self.words.vector(note.text, by_section=by_section)
         return WordReport(report.ids, report.starts, report.ends, report.columns, features, values)
 
-    def knows_words(self, encoding: Encoding) -> bool:
+    def knows_words(self, encoding: TokenIds) -> bool:
         """Whether a report has a word with a feature."""
         assert isinstance(encoding, WordReport)
         return super().knows_words(encoding) and len(encoding.features) > 0
