@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -11,6 +11,7 @@ from scipy import sparse
 
 from nosology.core import Code, Note
 from nosology.core.files import text_sha256
+from nosology.core.progress import Counter
 
 
 class LabelSpace:
@@ -111,6 +112,33 @@ def _version_at(day: str) -> int:
 def label_versions(labels: LabelSpace) -> np.ndarray:
     """The ICD version of each label (L,)."""
     return np.array([SYSTEM_VERSION[code.system] for code in labels.codes], dtype=np.int64)
+
+
+def score_by_version(
+    scores: np.ndarray,
+    by_note: np.ndarray,
+    by_label: np.ndarray,
+    score: Callable[[np.ndarray, np.ndarray], Iterable[np.ndarray]],
+    counter: Counter,
+) -> np.ndarray:
+    """The scores (B, L), filled in where a label has an ICD version of its note; the others stay as they are.
+
+    by_note: `note_versions` (B,). by_label: `label_versions` (L,). score: yields the scores of one block of rows after
+    the other, for these rows and columns. counter: counts the rows.
+    """
+    for version in np.unique(by_note):
+        rows, columns = np.flatnonzero(by_note == version), np.flatnonzero(by_label & version)
+        without_gap = len(columns) and columns[-1] - columns[0] + 1 == len(columns)
+        start = 0
+        for block in score(rows, columns) if len(columns) else ():
+            some = rows[start : start + len(block)]
+            # numpy copies to a slice of columns several times as fast as to a list of them.
+            place = (some, slice(columns[0], columns[-1] + 1)) if without_gap else np.ix_(some, columns)
+            scores[place] = block
+            start += len(block)
+            counter.advance(len(block))
+        counter.advance(len(rows) - start)
+    return scores
 
 
 def mask_other_versions(values: np.ndarray, by_note: np.ndarray, by_label: np.ndarray, fill: float = 0) -> np.ndarray:

@@ -8,13 +8,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 from pyarrow import compute, parquet
 
@@ -133,32 +132,13 @@ class Corpus:
         """The notes in order, optionally of one split. `text=False` is faster: without text and evidence."""
         if split is not None and split not in SPLITS:
             raise DataError(f"split must be one of {', '.join(SPLITS)}; got {split!r}")
-
-        def of_split(batch: pa.RecordBatch, _: int) -> pa.RecordBatch:
-            if split is None:
-                return batch
-            return batch.filter(compute.call_function("equal", [batch.column("split"), pa.scalar(split)]))
-
-        return self._read(of_split, text)
-
-    def notes_at(self, rows: np.ndarray, text: bool = True) -> Iterator[Note]:
-        """The notes at these places, which must be ascending."""
-
-        def at_rows(batch: pa.RecordBatch, start: int) -> pa.RecordBatch:
-            low, high = np.searchsorted(rows, (start, start + len(batch)))
-            return batch.take(pa.array(rows[low:high] - start))
-
-        return self._read(at_rows, text)
-
-    def _read(self, select: Callable[[pa.RecordBatch, int], pa.RecordBatch], text: bool) -> Iterator[Note]:
-        """The notes that are left of each batch of rows by `select`, which also gets the place of its first note."""
         names = [name for name in _SCHEMA.names if text or name not in ("text", "evidence")]
-        start = 0
         try:
             with parquet.ParquetFile(self.folder / NOTES) as file:
                 for batch in file.iter_batches(batch_size=_BATCH_NOTES, columns=names):
-                    yield from map(_from_row, select(batch, start).to_pylist())
-                    start += len(batch)
+                    if split is not None:
+                        batch = batch.filter(compute.call_function("equal", [batch.column("split"), pa.scalar(split)]))
+                    yield from map(_from_row, batch.to_pylist())
         # A damaged file may also have text that is not UTF-8, or miss a field.
         except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             reason = f": {error}" if isinstance(error, _RowError) else ""

@@ -300,7 +300,7 @@ class ReportTokenizer:
         return Encoding(tokenized.ids, view.starts[tokenized.starts], view.ends[tokenized.ends - 1])
 
     def token_ids(self, texts: Iterable[str]) -> Iterator[Encoding]:
-        """What `tokenize` returns for each report."""
+        """The subwords of reports. Their preparation finds the offsets anyway."""
         return map(self.tokenize, texts)
 
     @cached_property

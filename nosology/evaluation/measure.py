@@ -13,9 +13,8 @@ import numpy as np
 
 from nosology.codes.lookup import label_description
 from nosology.core import SPLITS, SYSTEMS, Code, ConfigError, DataError, Note, __version__
-from nosology.core.label_space import SYSTEM_VERSION, LabelSpace, label_versions, note_versions
+from nosology.core.label_space import SYSTEM_VERSION, LabelSpace, label_versions, note_versions, score_by_version
 from nosology.core.model import BatchScoring, Model, OpenVocabulary
-from nosology.core.progress import Counter as Counted
 from nosology.core.progress import activity, counting
 from nosology.corpora.corpus import Corpus
 from nosology.evaluation import Evaluation, examine, tune_threshold
@@ -165,33 +164,26 @@ class _SplitScorer:
         if not gold:
             which = f" with a {self.code_set.name} code" if self.code_set else f" coded in {', '.join(self.systems)}"
             raise DataError(f"{self.corpus.folder} has no {split} notes{which}")
-        with counting(f"coding {split}", total=len(gold)) as counter:
-            probabilities = self._probabilities(self._rows(split)[counts], versions[counts], counter)
-        return self.labels, gold, probabilities
+        return self.labels, gold, self._probabilities(split, np.flatnonzero(counts), versions[counts])
 
     def is_counted(self, versions: np.ndarray) -> np.ndarray:
         """Whether each note (B,) counts: it is coded in an ICD version of the systems, or has no codes."""
         counted = np.bitwise_or.reduce([SYSTEM_VERSION[system] for system in self.systems])
         return (versions == 0) | ((versions & counted) > 0)
 
-    def _rows(self, split: str) -> np.ndarray:
-        """The places of the notes of a split in the corpus."""
-        splits = [note.split for note in self.corpus.notes(text=False)]
-        return np.array([row for row, name in enumerate(splits) if _split(split) in (None, name)], np.int64)
+    def _probabilities(self, split: str, places: np.ndarray, versions: np.ndarray) -> np.ndarray:
+        """Probabilities (B, L) of the notes at these places (B,) of a split; 0 for codes of another ICD version."""
 
-    def _probabilities(self, rows: np.ndarray, versions: np.ndarray, counter: Counted) -> np.ndarray:
-        """Probabilities (B, L) of the notes at these places with these ICD versions; 0 for codes of other versions."""
-        probabilities = np.zeros((len(rows), len(self.columns)), dtype=np.float32)
-        by_label = label_versions(self.labels)
-        for version in np.unique(versions):
-            labels, notes = np.flatnonzero(by_label & version), np.flatnonzero(versions == version)
-            columns = None if len(labels) == len(self.model.labels) else self.columns[labels].tolist()
-            start = 0
-            for block in probability_blocks(self.model, self.corpus.notes_at(rows[notes]), columns):
-                probabilities[np.ix_(notes[start : start + len(block)], labels)] = block
-                start += len(block)
-                counter.advance(len(block))
-        return probabilities
+        def score(rows: np.ndarray, columns: np.ndarray) -> Iterator[np.ndarray]:
+            selected = np.zeros(places[-1] + 1, bool)
+            selected[places[rows]] = True
+            notes = compress(self.corpus.notes(_split(split)), selected)
+            every = len(columns) == len(self.model.labels)
+            return probability_blocks(self.model, notes, None if every else self.columns[columns].tolist())
+
+        probabilities = np.zeros((len(places), len(self.labels)), np.float32)
+        with counting(f"coding {split}", total=len(places)) as counter:
+            return score_by_version(probabilities, versions, label_versions(self.labels), score, counter)
 
 
 def probability_blocks(

@@ -46,7 +46,7 @@ class Tokenizer(Protocol):
         """The tokens of a note."""
 
     def token_ids(self, texts: Iterable[str]) -> Iterator[TokenIds]:
-        """The tokens of notes, without offsets."""
+        """The tokens of notes, for which offsets need not be found."""
 
     def to_json(self) -> dict[str, Any]:
         """The argument of `from_json` of the same class."""
@@ -169,7 +169,7 @@ class NeuralModel(Calibrated[NetT], Generic[NetT, SettingsT, TokenizerT]):
     net: NetT
     settings: SettingsT  # the table [model] of the recipe, with all sizes resolved
     calibration: Scaling = field(default_factory=PlattScaling)
-    precision: str = "auto"  # `training.precision` of the recipe; notes are scored as they were in training
+    precision: str = "auto"  # of training; "auto": bf16 on a device that has it, as the device of training had
 
     kind = ""  # in the registry
     within_versions = True
@@ -257,7 +257,8 @@ class NeuralModel(Calibrated[NetT], Generic[NetT, SettingsT, TokenizerT]):
         """
         notes = iter(notes)
         blocks = iter(lambda: list(islice(notes, self._block_size)), [])
-        for logits in one_ahead(self._start_scoring(self.token_ids(block), columns) for block in blocks):
+        started = (self._start_scoring(self.token_ids(block), columns) for block in blocks)
+        for logits in one_ahead(started) if self.device.type == "cuda" else started:
             yield self.to_probabilities(logits())
 
     @property
@@ -276,22 +277,23 @@ class NeuralModel(Calibrated[NetT], Generic[NetT, SettingsT, TokenizerT]):
         All logits of a note without tokens are `EXCLUDED_LOGIT`.
         """
         with self.inference():
-            return self._joined(len(encodings), columns, one_ahead(self._scored(encodings, columns)))
+            scored = ((rows, logits) for rows, _, logits in self._scored(encodings, columns))
+            return self._joined(len(encodings), columns, one_ahead(scored))
 
     def _start_scoring(self, encodings: Sequence[TokenIds], columns: Sequence[int] | None) -> Callable[[], np.ndarray]:
         """A function that waits for the logits of `logits_of`, whose computation has been started."""
         with self.inference():
-            batches = [(rows, None, scored) for rows, _, scored in self._scored(encodings, columns)]
+            batches = [(rows, logits) for rows, _, logits in self._scored(encodings, columns)]
         return lambda: self._joined(len(encodings), columns, batches)
 
     def _joined(
-        self, notes: int, columns: Sequence[int] | None, batches: Iterable[tuple[np.ndarray, Any, HostCopy]]
+        self, notes: int, columns: Sequence[int] | None, batches: Iterable[tuple[np.ndarray, HostCopy]]
     ) -> np.ndarray:
         """The logits (B, L) of batches in one matrix."""
         width = len(self.labels) if columns is None else len(columns)
         logits = np.full((notes, width), EXCLUDED_LOGIT, dtype=np.float32)
-        for rows, _, scored in batches:
-            logits[rows] = scored.numpy()
+        for rows, of_batch in batches:
+            logits[rows] = of_batch.numpy()
         return logits
 
     def _scored(

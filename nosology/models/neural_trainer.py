@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -25,6 +25,7 @@ from nosology.core.label_space import (
     column_sums,
     label_versions,
     note_versions,
+    score_by_version,
 )
 from nosology.core.progress import Counter, activity, counting, progress
 from nosology.corpora.corpus import Corpus
@@ -102,7 +103,7 @@ class Targets:
         return Targets(of_label, pools, sample_size)
 
 
-_COUNTED = 1024  # notes that are scored between two updates of their number
+_SCORED_NOTES = 1024  # that are in memory at once, and sorted by length
 
 R = TypeVar("R", bound=NeuralRecipe)
 M = TypeVar("M", bound=NeuralModel)
@@ -171,20 +172,17 @@ def fit_on_dev(model: M, dev: TokenizedNotes, report: dict[str, Any], choice: An
     return Fit(model, logits, dev.gold, dev.codes, report | {"shape": model.settings.model_dump()}, choice=choice)
 
 
-def version_logits(model: NeuralModel, notes: TokenizedNotes, counter: Counter | None = None) -> np.ndarray:
+def version_logits(model: NeuralModel, notes: TokenizedNotes, counter: Counter) -> np.ndarray:
     """Logits (B, L) of notes, each for the codes of its own ICD version; `EXCLUDED_LOGIT` for all others."""
-    by_label = label_versions(model.labels)
-    logits = np.full((len(notes.encodings), len(by_label)), EXCLUDED_LOGIT, np.float32)
-    for version in np.unique(notes.versions):
-        rows, labels = np.flatnonzero(notes.versions == version), np.flatnonzero(by_label & version)
-        columns = None if len(labels) == len(by_label) else labels.tolist()
-        size = _COUNTED if counter else len(rows)
-        for block in (rows[start : start + size] for start in range(0, len(rows), size)):
-            encodings = [notes.encodings[row] for row in block.tolist()]
-            logits[np.ix_(block, labels)] = model.logits_of(encodings, columns)
-            if counter:
-                counter.advance(len(block))
-    return logits
+
+    def score(rows: np.ndarray, columns: np.ndarray) -> Iterator[np.ndarray]:
+        wanted = None if len(columns) == len(model.labels) else columns.tolist()
+        for start in range(0, len(rows), _SCORED_NOTES):
+            block = rows[start : start + _SCORED_NOTES].tolist()
+            yield model.logits_of([notes.encodings[row] for row in block], wanted)
+
+    logits = np.full((len(notes.encodings), len(model.labels)), EXCLUDED_LOGIT, np.float32)
+    return score_by_version(logits, notes.versions, label_versions(model.labels), score, counter)
 
 
 @dataclass(frozen=True)
@@ -269,7 +267,7 @@ def fit_labels(
 def _validate(model: NeuralModel, dev: TokenizedNotes, net: torch.nn.Module) -> dict[str, float]:
     """The values of `brief` and the loss on dev notes, each within its own version."""
     model.weights_changed()
-    logits = version_logits(model, dev)
+    logits = version_logits(model, dev, Counter())
     probabilities = model.to_probabilities(logits)
     return brief(model.labels, dev.codes, probabilities) | {"dev_loss": mean_loss(logits, dev.gold)}
 

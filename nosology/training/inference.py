@@ -18,16 +18,17 @@ _BYTES_PER_TOKEN = 2**19  # on a GPU: memory per token of a batch in training
 
 
 def uses_bf16(precision: str, device: torch.device) -> bool:
-    """Whether nets compute in bf16 on a device; precision: `training.precision` of the recipe."""
+    """Whether nets compute in bf16 on a device; precision: `training.precision` of a recipe, or that of a model."""
     if precision != "auto":
         return precision == "bf16"
     return device.type == "cuda" and torch.cuda.is_bf16_supported(False)
 
 
 def trained_precision(precision: str, device: torch.device) -> str:
-    """The precision in which a net that was trained on a device scores notes on any device.
+    """The precision of a model that was trained on a device; precision: `training.precision` of the recipe.
 
-    precision: `training.precision` of the recipe. With "auto", a net that was trained in float32 stays in float32.
+    With "auto", a net that was trained in float32 scores notes in float32 on every device. One that was trained in bf16
+    stays "auto": on a device without bf16 it scores in float32.
     """
     return "fp32" if precision == "auto" and not uses_bf16(precision, device) else precision
 

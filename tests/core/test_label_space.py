@@ -1,5 +1,7 @@
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import sparse
 
 from nosology.core import Code, Note
@@ -12,7 +14,9 @@ from nosology.core.label_space import (
     label_versions,
     mask_other_versions,
     note_versions,
+    score_by_version,
 )
+from nosology.core.progress import Counter
 
 A, B, C = Code("icd10cm", "A00"), Code("icd9cm", "428.0"), Code("icd10cm", "I10")
 
@@ -73,3 +77,25 @@ def test_date_versions_are_those_in_use_at_the_date_whatever_the_codes():
     ]
     notes = [Note("", "", codes=(OLD, NEW), extra=extra) for extra in dates]
     assert date_versions(notes).tolist() == [ICD9, ICD10, *[ICD9 | ICD10] * 5]
+
+
+@given(
+    systems=st.lists(st.sampled_from(["icd10cm", "icd10pcs", "icd9cm"]), min_size=1, max_size=8),
+    by_note=st.lists(st.sampled_from([ICD9, ICD10, ICD9 | ICD10]), min_size=1, max_size=9),
+    size=st.integers(1, 4),
+)
+def test_score_by_version_scores_each_note_once_for_the_labels_of_its_version(systems, by_note, size):
+    labels = LabelSpace(Code(system, f"{number}") for number, system in enumerate(systems))
+    every = np.arange(1.0, len(by_note) * len(labels) + 1).reshape(len(by_note), -1)
+    scored = []
+
+    def score(rows, columns):
+        scored.extend(rows.tolist())
+        for start in range(0, len(rows), size):
+            yield every[np.ix_(rows[start : start + size], columns)]
+
+    by_note, counter = np.array(by_note), Counter()
+    actual = score_by_version(np.zeros_like(every), by_note, label_versions(labels), score, counter)
+    assert np.array_equal(actual, mask_other_versions(every.copy(), by_note, label_versions(labels)))
+    assert sorted(scored) == np.flatnonzero([(label_versions(labels) & bits).any() for bits in by_note]).tolist()
+    assert counter.value() == len(by_note)

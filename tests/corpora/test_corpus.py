@@ -3,7 +3,6 @@ import random
 from contextlib import suppress
 from dataclasses import replace
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -69,16 +68,6 @@ def test_spans_with_equal_extra_do_not_share_it(tmp_path, more):
 
 def note(number, **fields):
     return Note(id=f"n{number}", text=f"word {number}", **fields)
-
-
-def test_notes_at_rows(tmp_path, monkeypatch):
-    monkeypatch.setattr(corpus_module, "_BATCH_NOTES", 7)
-    notes = [Note(str(i), f"text {i}") for i in range(30)]
-    corpus = write(notes, tmp_path / "c")
-    rows = np.array([0, 6, 7, 20, 29])
-    assert list(corpus.notes_at(rows)) == [notes[row] for row in rows]
-    assert [note.text for note in corpus.notes_at(rows, text=False)] == [""] * 5
-    assert list(corpus.notes_at(rows[:0])) == []
 
 
 def test_counts(tmp_path):

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nosology.core import Code, ConfigError, DataError
-from nosology.core.label_space import LabelSpace
+from nosology.core.label_space import ICD9, ICD10, LabelSpace, label_versions, mask_other_versions, note_versions
 from nosology.corpora.corpus import write_corpus
-from nosology.evaluation import tune_threshold
+from nosology.evaluation import examine, tune_threshold
 from nosology.evaluation.decision import Decision
 from nosology.evaluation.measure import CodeSet, measure
 from nosology.models.bundle import Bundle
@@ -33,6 +33,20 @@ def test_report_has_all_metrics(small_corpus, small_bundle, tmp_path):
     [left_out] = measure(Bundle.load(small_bundle), small_corpus, "test", None, systems=["icd10cm"]).cautions
     assert "left out" in left_out
     assert "feels. well" not in (tmp_path / "r" / "index.html").read_text()
+
+
+@pytest.mark.parametrize("split", ["test", "all"])
+def test_each_note_is_scored_for_the_codes_of_its_icd_version(small_corpus, small_bundle, split):
+    bundle = Bundle.load(small_bundle).with_threshold(1e-3)  # at which it accepts codes of the other version
+    notes = list(small_corpus.notes(None if split == "all" else split))
+    gold, model = [note.codes for note in notes], bundle.model
+    versions = note_versions(gold)
+    assert set(versions) == {ICD9, ICD10, ICD9 | ICD10} and (np.diff(versions) != 0).sum() > 3
+    every = model.probabilities(notes)
+    own = mask_other_versions(every.copy(), versions, label_versions(model.labels))
+    expected = examine(model.labels, gold, own, 1e-3).metrics
+    assert measure(bundle, small_corpus, split, None).evaluation.metrics == pytest.approx(expected)
+    assert examine(model.labels, gold, every, 1e-3).metrics["hamming_loss"] > 1.1 * expected["hamming_loss"]
 
 
 def test_training_and_tuning_notes_give_cautions(small_corpus, small_bundle, tmp_path):

@@ -212,6 +212,7 @@ def test_two_stage_scores_only_candidates():
         chosen = model.retriever.retrieve(encoding.ids, 2) if len(encoding.ids) else []
         assert some[row, chosen] == pytest.approx(full[row, chosen], abs=1e-4)
         assert (np.delete(some[row], chosen) == EXCLUDED_LOGIT).all()
+    assert np.array_equal(model.two_stage(2).logits_of(encodings, [2, 0]), some[:, [2, 0]])
     assert np.array_equal(model.two_stage(5).logits_of(encodings), full), "as many candidates as codes: all are scored"
     assert np.array_equal(model.two_stage(0).logits_of(encodings), full)
 
