@@ -18,7 +18,8 @@ from nosology.core.label_space import LabelSpace
 from nosology.core.settings import Settings
 from nosology.encoders.tokenizers import Encoding, Vocabulary, WordTokenizer
 from nosology.explanation.attribution import top_words
-from nosology.models.neural import LabelNet, NeuralModel
+from nosology.models.label_net import LabelNet
+from nosology.models.neural import NeuralModel
 from nosology.training.calibration import EXCLUDED_LOGIT, PlattScaling
 from nosology.training.data_loader import token_mask
 from nosology.training.inference import by_length

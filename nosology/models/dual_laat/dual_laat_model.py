@@ -22,7 +22,8 @@ from nosology.encoders.tokenizers import PAD, UNKNOWN, TokenIds, WordTokenizer
 from nosology.encoders.word_encoders import ConvEncoder, RecurrentEncoder, word_embedding
 from nosology.models.dual_laat.candidate_retriever import CandidateRetriever
 from nosology.models.dual_laat.dual_laat_settings import DualLaatSettings
-from nosology.models.neural import EXCLUDED_LOGIT, LabelNet, NeuralModel
+from nosology.models.label_net import LabelNet
+from nosology.models.neural import EXCLUDED_LOGIT, NeuralModel
 from nosology.training.data_loader import Batch, pad_notes, token_mask
 
 _CODES = 4096  # descriptions encoded at a time

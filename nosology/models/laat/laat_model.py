@@ -19,7 +19,8 @@ from nosology.encoders.tokenizers import SubwordTokenizer, WordTokenizer
 from nosology.encoders.transformer import WindowedTransformer
 from nosology.encoders.word_encoders import ConvEncoder, RecurrentEncoder, word_embedding
 from nosology.models.laat.laat_settings import CamlSettings, LaatSettings, PlmIcdSettings
-from nosology.models.neural import LabelAttentionNet, NeuralModel
+from nosology.models.label_net import LabelAttentionNet
+from nosology.models.neural import NeuralModel
 from nosology.training.data_loader import Batch
 
 _INPUT_SCALE = 10.0  # of the initial input weights of an LSTM: word vectors of length 1 would hardly change its states

@@ -26,7 +26,8 @@ from nosology.attention.planted_attention import (
 from nosology.core.label_space import LabelSpace
 from nosology.encoders.tokenizers import SPECIALS, WordTokenizer
 from nosology.encoders.word_encoders import AwdLstm, locked_dropout
-from nosology.models.neural import LabelNet, NeuralModel
+from nosology.models.label_net import LabelNet
+from nosology.models.neural import NeuralModel
 from nosology.models.plant.cached_note_states import CachedNoteStates
 from nosology.models.plant.plant_settings import PlantSettings, RankerSettings
 from nosology.models.plant.ranker import Ranker
