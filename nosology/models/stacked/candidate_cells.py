@@ -40,9 +40,11 @@ class PartScores:
         ]
         self.column_of = [np.full(len(self.labels), -1, dtype=np.int64) for _ in parts]
         self.train_counts = np.zeros(len(self.labels), dtype=np.int64)
-        for part, of_column, of_label in zip(parts, self.label_of, self.column_of):
-            of_label[of_column] = np.arange(len(of_column))
-            np.maximum.at(self.train_counts, of_column, part.model.train_counts)
+        self.thresholds = np.zeros((len(self.labels), len(parts)))  # of the decision of each part; 0: unknown to it
+        for number, (part, label_of, column_of) in enumerate(zip(parts, self.label_of, self.column_of)):
+            column_of[label_of] = np.arange(len(label_of))
+            np.maximum.at(self.train_counts, label_of, part.model.train_counts)
+            self.thresholds[label_of, number] = part.decision.thresholds(part.model.labels)
 
     @cached_property
     def category(self) -> np.ndarray:
@@ -83,12 +85,11 @@ class PartScores:
         probabilities, ranks, known: (N, P); the probability is 0 where the part does not know the code.
         """
         logits = logit(np.clip(probabilities.astype(np.float64), _LEAST, 1 - _LEAST))
-        thresholds = np.array([part.decision.threshold for part in self.parts])
         mean = (logits * known).sum(1) / np.maximum(known.sum(1), 1)
         sibling, siblings = _siblings(rows * (self.category.max(initial=0) + 1) + self.category[labels], mean)
         shared = [
             np.log1p(self.train_counts[labels]),
-            (probabilities >= thresholds).sum(1),
+            (known & (probabilities >= self.thresholds[labels])).sum(1),
             mean,
             logits.max(1, initial=logit(_LEAST)),
             mean - sibling,

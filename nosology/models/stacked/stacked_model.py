@@ -103,7 +103,7 @@ class Stacked:
     def load(cls, folder: Path) -> Stacked:
         described = json.loads((folder / "model.json").read_text(encoding="utf-8"))
         stacker = Stacker.from_arrays(load_file(folder / "model.safetensors"))
-        if unsafe := [name for name in described["parts"] if Path(name).name != name]:
+        if unsafe := [name for name in described["parts"] if name in ("", "..") or Path(name).name != name]:
             raise ValueError(f"a part must be a subfolder of the bundle; got {unsafe[0]!r}")
         parts = {name: Bundle.load(folder / _PARTS / name) for name in described["parts"]}
         return cls(parts, stacker, described["candidates"])

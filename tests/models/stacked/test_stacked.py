@@ -1,6 +1,7 @@
 """The stacked coder on small corpora with tiny parts."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ from nosology.corpora.corpus import write_corpus
 from nosology.evaluation import examine
 from nosology.models.bundle import Bundle
 from nosology.models.linear.linear_trainer import LinearTrainer
+from nosology.models.stacked.candidate_cells import PartScores
+from nosology.models.stacked.stacked_model import Stacked
 from nosology.models.stacked.stacked_trainer import StackedTrainer, _input_files
 from nosology.models.train import train
 from tests.conftest import as_notes, small_notes
@@ -79,6 +82,28 @@ def test_damaged_part_is_named(halves, small_corpus, tmp_path):
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     with pytest.raises(BundleError, match=r"damaged: parts/others/model\.safetensors"):
         Bundle.load(tmp_path / "b")
+
+
+@pytest.mark.parametrize("name", ["", "..", "../others", "/tmp"])
+def test_a_part_is_a_subfolder_of_the_bundle(tmp_path, name, stacked):
+    (tmp_path / "model.json").write_text(json.dumps({"parts": [name], "candidates": 3}))
+    (tmp_path / "model.safetensors").write_bytes((stacked / "model.safetensors").read_bytes())
+    with pytest.raises(ValueError, match="a part must be a subfolder of the bundle"):
+        Stacked.load(tmp_path)
+
+
+def test_a_part_accepts_codes_by_its_own_thresholds(stacked, small_corpus):
+    """The number of parts that accept a code is a feature."""
+    model = Bundle.load(stacked).model
+    code = model.parts["diagnoses"].model.labels.codes[0]
+    decision = replace(model.parts["diagnoses"].decision, threshold=0.9, by_code={code: 0.0})
+    scores = PartScores([replace(model.parts["diagnoses"], decision=decision), model.parts["others"]], 3)
+    [known, unknown] = scores.thresholds[scores.labels.column(code)]
+    assert (known, unknown) == (0.0, 0.0) and (scores.thresholds[scores.label_of[0][1:], 0] == 0.9).all()
+    notes = list(small_corpus.notes("test"))
+    cells = scores.cells(scores.scores(notes))
+    accepting = cells.features[:, 3 * len(scores.parts) + 1]
+    assert (accepting[cells.labels == scores.labels.column(code)] == 1).all(), "of the part that knows it only"
 
 
 def test_training_twice_gives_the_same_coder(stacked, halves, small_corpus, tmp_path):
