@@ -44,11 +44,11 @@ from nosology.models.bundle import Bundle
 from nosology.models.dual_laat.candidate_retriever import CandidateRetriever
 from nosology.models.dual_laat.dual_laat_model import DualLaat, DualLaatNet
 from nosology.models.laat.laat_model import Caml, Laat, WordEncoderNet
-from nosology.models.neural import NeuralModel, default_device
+from nosology.models.neural import NeuralModel
 from nosology.serving.coder import Coder
 from nosology.text.tokens import words_of
 from nosology.training.data_loader import Batch, pad_notes
-from nosology.training.inference import by_length
+from nosology.training.inference import by_length, default_device
 
 RESULT = Path(__file__).parents[1] / "results" / "speed_evaluation.json"
 RECIPES = ("dual_laat", "dual_laat-paper", "dual_laat-paper-cnn", "laat", "laat-paper", "caml", "caml-paper")

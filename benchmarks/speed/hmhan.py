@@ -48,10 +48,10 @@ from nosology.models.hmhan.hmhan_model import EncodedReport
 from nosology.models.hmhan.hmhan_net import HmhanNet, ReportBatch
 from nosology.models.hmhan.hmhan_settings import HmhanSettings, LossSettings
 from nosology.models.hmhan.report_batches import LOADER_THREADS, ReportBatchBuilder, ReportDataset
-from nosology.models.neural import evaluating
 from nosology.training.batch_plan import BatchPlan
 from nosology.training.cuda_graphs import CudaGraphBatchStep
 from nosology.training.data_loader import BatchLoader, StepBatches, on_device, pad_notes, token_mask
+from nosology.training.inference import evaluating
 from nosology.training.recipe_settings import TrainerSettings
 from nosology.training.trainer import TrainingRun, fit
 

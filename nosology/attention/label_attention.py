@@ -57,8 +57,7 @@ class LabelAttention(nn.Module):
 
     def logits(self, states: Tensor, mask: Tensor, labels: Tensor | None = None) -> Tensor:
         """Logits (B, L) of states (B, T, D); mask: (B, T), True at tokens. labels: (L,) indices, None: all."""
-        keys = self._keys(states)
-        chosen = slice(None) if labels is None else labels
+        keys, chosen = self._keys(states), self._chosen(labels)
         chunks = zip(*(self._split(weight[chosen], mask) for weight in (self.queries, self.weights, self.bias)))
         return torch.cat([self._chunk_logits(keys, states, mask, *chunk) for chunk in chunks], dim=1)
 
@@ -66,15 +65,19 @@ class LabelAttention(nn.Module):
         """The mean binary cross-entropy of `logits` and targets (B, L); on an NVIDIA GPU computed by `fused_loss`."""
         if not (kernels.AVAILABLE and states.is_cuda and states.shape[1] <= kernels.MAX_TOKENS):
             return binary_cross_entropy_with_logits(self.logits(states, mask, labels).float(), targets)
-        chosen = slice(None) if labels is None else labels
+        chosen = self._chosen(labels)
         queries, weights, bias = self.queries[chosen], self.weights[chosen], self.bias[chosen]
         return fused_loss(self._keys(states), states, mask, queries, weights, bias, targets)
 
     def attention(self, states: Tensor, mask: Tensor, labels: Tensor | None = None) -> Tensor:
         """The weights (B, L, T) of each label over the tokens; they sum to 1 and are 0 at padding."""
-        queries = self.queries if labels is None else self.queries[labels]
+        queries = self.queries[self._chosen(labels)]
         scores = queries.to(states.dtype) @ self._keys(states).transpose(1, 2)
         return scores.float().masked_fill(~nonempty_mask(mask)[:, None], float("-inf")).softmax(-1) * mask[:, None]
+
+    def _chosen(self, labels: Tensor | None) -> Tensor | slice:
+        """The rows of weights of these labels. A GPU need not wait for indices that are copied from pinned memory."""
+        return slice(None) if labels is None else labels.to(self.queries.device, non_blocking=True)
 
     def _keys(self, states: Tensor) -> Tensor:
         return states if self.projection is None else self.projection(states).tanh()

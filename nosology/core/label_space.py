@@ -137,6 +137,8 @@ def score_by_version(
             scores[place] = block
             start += len(block)
             counter.advance(len(block))
+        if len(columns) and start != len(rows):
+            raise ValueError(f"score must yield {len(rows)} rows; got {start}")
         counter.advance(len(rows) - start)
     return scores
 

@@ -33,7 +33,7 @@ from nosology.core.files import (
     write_json,
 )
 from nosology.core.parallel import cores, parallel_map
-from nosology.core.progress import counting
+from nosology.core.progress import counting, print_progress
 from nosology.corpora.corpus import WORDS, Corpus, read_texts
 from nosology.text.tokens import benchmark_words, words_of
 
@@ -95,8 +95,10 @@ def _stored(corpus: Corpus, cleaning: Cleaning) -> WordCache:
     }
     name = f"{cleaning}-{json_sha256(key)[:16]}"
     for place in (corpus.folder / WORDS, cache_folder() / WORDS):
-        with suppress(OSError, OutputError):
+        try:
             return _find_or_build(corpus, cleaning, place / name, key)
+        except (OSError, OutputError) as error:
+            print_progress(f"{place} cannot have the word cache: {type(error).__name__}")
     temporary = Path(mkdtemp(prefix="nosology-words-"))
     cache = WordCache(temporary / name)
     finalize(cache, shutil.rmtree, temporary, ignore_errors=True)

@@ -30,7 +30,15 @@ from nosology.models.label_net import LabelNet, slice_batch
 from nosology.models.note_blocks import tokenized_blocks, tokenized_blocks_ahead, tokenizing_processes
 from nosology.training.calibration import EXCLUDED_LOGIT, PlattScaling, Scaling, scaling_from_json
 from nosology.training.data_loader import Batch, pad_notes, pin_memory
-from nosology.training.inference import HostCopy, batch_limits, by_length, one_ahead, uses_bf16
+from nosology.training.inference import (
+    HostCopy,
+    batch_limits,
+    by_length,
+    default_device,
+    evaluating,
+    one_ahead,
+    uses_bf16,
+)
 
 _CPU_BLOCK, _GPU_BLOCK = 64, 1024  # notes that are read and sorted by length together
 _SPANS = 5  # of evidence per code
@@ -101,7 +109,7 @@ class NeuralModel(Calibrated[NetT], Generic[NetT, SettingsT, TokenizerT]):
     net: NetT
     settings: SettingsT  # the table [model] of the recipe, with all sizes resolved
     calibration: Scaling = field(default_factory=PlattScaling)
-    precision: str = "auto"  # of training; "auto": bf16 on a device that has it, as the device of training had
+    precision: str = "auto"  # of scoring; "auto": trained in bf16, and scored in it where the device has it
 
     kind = ""  # in the registry
     within_versions = True
@@ -334,18 +342,6 @@ class NeuralModel(Calibrated[NetT], Generic[NetT, SettingsT, TokenizerT]):
         return model.to(device or default_device())
 
 
-@contextmanager
-def evaluating(net: nn.Module) -> Iterator[None]:
-    """A context in which the net is in evaluation mode without gradients; its mode is restored afterwards."""
-    training = net.training
-    net.eval()
-    try:
-        with torch.inference_mode():
-            yield
-    finally:
-        net.train(training)
-
-
 _NET = "net."
 
 
@@ -361,8 +357,3 @@ def _distinct(weights: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, 
             stored[memory] = name
             tensors[_NET + name] = weight.detach().cpu().clone(memory_format=torch.contiguous_format)
     return tensors, tied
-
-
-def default_device() -> torch.device:
-    """A GPU where there is one, else the CPU."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

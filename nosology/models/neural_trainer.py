@@ -32,14 +32,14 @@ from nosology.corpora.corpus import Corpus
 from nosology.encoders.tokenizers import TokenIds, Vocabulary, WordTokenizer
 from nosology.encoders.word_vectors import train_word_vectors
 from nosology.evaluation import brief
-from nosology.models.neural import NeuralModel, Tokenizer, default_device
+from nosology.models.neural import NeuralModel, Tokenizer
 from nosology.models.train import CalibratedTrainer, Fit, TrainedCoder
 from nosology.text.tokens import words_of
 from nosology.training.calibration import EXCLUDED_LOGIT
 from nosology.training.checkpoint import read_tensors, write_tensors
 from nosology.training.data_loader import Batch, pad_notes
 from nosology.training.examples import Examples, codes_in_labels, codes_in_systems, label_space, validation_rows
-from nosology.training.inference import trained_precision
+from nosology.training.inference import default_device, trained_precision
 from nosology.training.label_sampling import label_targets, sample_labels
 from nosology.training.recipe_settings import LabelSettings, NeuralRecipe, WordRecipe
 from nosology.training.run_folder import REFIT, WORD_VECTORS, run_fingerprint

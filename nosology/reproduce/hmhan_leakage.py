@@ -34,8 +34,8 @@ from nosology.models.hmhan.hmhan_settings import CombinationSettings, HmhanRecip
 from nosology.models.hmhan.hmhan_trainer import HmhanEnsembleTrainer
 from nosology.models.hmhan.mlsmote import SyntheticRows
 from nosology.models.hmhan.report_batches import ReportBatchBuilder, ReportDataset
-from nosology.models.neural import evaluating
 from nosology.training.examples import Examples
+from nosology.training.inference import evaluating
 from nosology.training.run_folder import run_fingerprint
 from nosology.training.trainer import launch_fabric
 

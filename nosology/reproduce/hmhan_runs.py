@@ -34,7 +34,6 @@ from nosology.models.hmhan.hmhan_settings import HmhanRecipe
 from nosology.models.hmhan.hmhan_trainer import HmhanEnsembleTrainer, dev_metrics
 from nosology.models.hmhan.mlsmote import minority_labels
 from nosology.models.hmhan.report_batches import ReportBatchBuilder, ReportDataset
-from nosology.models.neural import evaluating
 from nosology.models.train import train
 from nosology.reproduce.hmhan_leakage import metrics_of, protocol_metrics
 from nosology.reproduce.predictions import save_predictions
@@ -42,6 +41,7 @@ from nosology.reproduce.runner import Task, digest
 from nosology.text.tokens import words_of
 from nosology.training.curves import read_epoch_curves
 from nosology.training.examples import codes_in_labels, codes_in_systems, label_space
+from nosology.training.inference import evaluating
 from nosology.training.recipe_settings import LabelSettings
 from nosology.training.run_folder import CURVES
 

@@ -1,20 +1,38 @@
-"""Scoring notes without gradients: precision, sizes of batches, and copies that do not stop a GPU."""
+"""Scoring notes without gradients: device, precision, sizes of batches, and copies that do not stop a GPU."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import chain, pairwise
 from typing import TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 T = TypeVar("T")
 
 _CPU_TOKENS, _CPU_NOTES = 16_384, 256  # per batch
 _GPU_NOTES = 1024
 _BYTES_PER_TOKEN = 2**19  # on a GPU: memory per token of a batch in training
+
+
+def default_device() -> torch.device:
+    """A GPU where there is one, else the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@contextmanager
+def evaluating(net: nn.Module) -> Iterator[None]:
+    """A context in which the net is in evaluation mode without gradients; its mode is restored afterwards."""
+    training = net.training
+    net.eval()
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        net.train(training)
 
 
 def uses_bf16(precision: str, device: torch.device) -> bool:

@@ -33,7 +33,7 @@ from nosology.training.checkpoint import Checkpoints, TrainingState, named_tenso
 from nosology.training.cuda_graphs import CudaGraphBatchStep
 from nosology.training.curves import TrainingCurves
 from nosology.training.data_loader import BatchLoader, DeviceBatch, MakeBatch, PrepareStep, StepBatches, on_device
-from nosology.training.inference import memory_budget, uses_bf16
+from nosology.training.inference import default_device, memory_budget, uses_bf16
 from nosology.training.progress_display import ProgressDisplay
 from nosology.training.recipe_settings import TrainerSettings, resolve_schedule
 from nosology.training.torchrun import process_counts
@@ -203,13 +203,7 @@ class Trainer:
         with closing(loader.steps(self.state.epoch, self.state.epoch_steps)) as loaded:
             steps = on_device(loaded, fabric.device)
             while not self.is_finished:
-                try:
-                    self._step(next(steps))
-                except torch.OutOfMemoryError as error:
-                    raise ConfigError(
-                        f"the GPU is out of memory at step {self.state.step + 1}: [training] micro_tokens must be "
-                        f"lower; got {self.plan.micro_tokens}"
-                    ) from error
+                self._step(next(steps))
         return self._result()
 
     def _step(self, batches: StepBatches) -> None:
@@ -237,8 +231,14 @@ class Trainer:
         for i, micro_batch in enumerate(batches.micro_batches):
             seed = derive_seed("micro", self.plan.seed, batches.epoch, batches.step, micro_batch.number)
             seed_device(self.fabric.device, seed)
-            with self.fabric.no_backward_sync(module, enabled=i < last):
-                (self._graph_step or self._backward)(micro_batch.batch, micro_batch.weight)
+            try:
+                with self.fabric.no_backward_sync(module, enabled=i < last):
+                    (self._graph_step or self._backward)(micro_batch.batch, micro_batch.weight)
+            except torch.OutOfMemoryError as error:
+                raise ConfigError(
+                    f"the GPU is out of memory at step {self.state.step + 1}: [training] micro_tokens must be lower; "
+                    f"got {self.plan.micro_tokens}"
+                ) from error
         if self.settings.clip:
             # error_if_nonfinite would wait for the device in every step; the loss shows the same error later
             self.fabric.clip_gradients(
@@ -432,7 +432,7 @@ class _LossModule(nn.Module):
 def launch_fabric(settings: TrainerSettings) -> Fabric:
     """The device of this process and its connection to others: one device under python, all under torchrun."""
     local, nodes = process_counts()
-    bf16 = uses_bf16(settings.precision, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    bf16 = uses_bf16(settings.precision, default_device())
     fabric = Fabric(
         devices=local,
         num_nodes=nodes,

@@ -99,3 +99,9 @@ def test_score_by_version_scores_each_note_once_for_the_labels_of_its_version(sy
     assert np.array_equal(actual, mask_other_versions(every.copy(), by_note, label_versions(labels)))
     assert sorted(scored) == np.flatnonzero([(label_versions(labels) & bits).any() for bits in by_note]).tolist()
     assert counter.value() == len(by_note)
+
+
+def test_score_by_version_refuses_fewer_rows_than_it_asked_for():
+    labels, versions = LabelSpace([NEW]), np.array([ICD10, ICD10])
+    with pytest.raises(ValueError, match="score must yield 2 rows; got 1"):
+        score_by_version(np.zeros((2, 1)), versions, label_versions(labels), lambda *_: [np.ones((1, 1))], Counter())

@@ -196,7 +196,9 @@ def test_only_the_user_can_read_a_cache(corpus, tmp_path):
     }
 
 
-def test_folder_that_cannot_be_written_falls_back_to_the_cache_folder_and_then_to_a_temporary_one(corpus, tmp_path):
+def test_folder_that_cannot_be_written_falls_back_to_the_cache_folder_and_then_to_a_temporary_one(
+    corpus, tmp_path, capsys
+):
     expected = [SPLIT["none"](note.text) for note in corpus.notes()]
     (corpus.folder / WORDS).write_text("in the way")
     cache = word_cache(corpus, "none")
@@ -208,6 +210,8 @@ def test_folder_that_cannot_be_written_falls_back_to_the_cache_folder_and_then_t
     again = Corpus.open(corpus.folder)
     cache = word_cache(again, "none")
     assert cache.folder.is_relative_to(tempfile.gettempdir()) and words_in(cache) == expected
+    refused = [line for line in capsys.readouterr().err.splitlines() if "cannot have the word cache" in line]
+    assert len(refused) == 3, "the folder of the corpus twice, the cache folder once"
     assert cache.folder.parent.stat().st_mode & 0o777 == 0o700
     assert word_cache(again, "none") is cache
     folder = cache.folder

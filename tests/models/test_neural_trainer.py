@@ -26,7 +26,7 @@ from nosology.models.neural_trainer import Targets
 from nosology.models.registry import load_class
 from nosology.models.train import train
 from nosology.training.examples import Examples
-from nosology.training.inference import trained_precision
+from nosology.training.inference import default_device, trained_precision
 from nosology.training.recipe_settings import WordVectorSettings
 from nosology.training.run_folder import run_folder
 from tests.conftest import PHRASES, as_notes, small_notes
@@ -335,7 +335,7 @@ def test_a_net_trained_without_bf16_is_scored_without_it_on_any_device(has_bf16,
 def test_saved_precision_is_that_of_training(kind, small_corpus, tmp_path):
     train(recipe(kind, "training.epochs=1"), [small_corpus], tmp_path / "bundle")
     saved = json.loads((tmp_path / "bundle" / "model.json").read_text())["precision"]
-    assert saved == trained_precision("auto", neural.default_device())
+    assert saved == trained_precision("auto", default_device())
 
 
 def test_notes_of_other_icd_versions_are_ignored(small_corpus, monkeypatch):

@@ -98,6 +98,20 @@ def test_two_processes_give_the_losses_of_one(uninterrupted, tmp_path):
             torch.testing.assert_close(value, theirs[key], rtol=0, atol=1e-4)
 
 
+def test_only_training_that_runs_out_of_memory_is_told_to_lower_micro_tokens(tmp_path):
+    class NeedsMemory(TinyNet):
+        def forward(self, batch):
+            raise torch.OutOfMemoryError
+
+    def validate(_):
+        raise torch.OutOfMemoryError
+
+    with pytest.raises(ConfigError, match=r"out of memory at step 1: \[training\] micro_tokens must be lower; got 160"):
+        train(tmp_path / "training", net=NeedsMemory())
+    with pytest.raises(torch.OutOfMemoryError):
+        train(tmp_path / "validation", validate=validate)
+
+
 def test_micro_batches_add_up_to_the_gradient_of_the_batch(tmp_path):
     """Without dropout the losses do not depend on the micro-batches, and equal those of a plain torch loop."""
     settings = SETTINGS.model_copy(update={"epochs": 2, "clip": 0.0, "warmup": 0})

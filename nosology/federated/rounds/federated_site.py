@@ -39,9 +39,9 @@ from nosology.models.heads.heads_net import (
     make_vector_notes,
     train_epochs,
 )
-from nosology.models.neural import default_device, evaluating
 from nosology.training.calibration import PlattScaling
 from nosology.training.checkpoint import load_optimizer_tensors, optimizer_tensors
+from nosology.training.inference import default_device, evaluating
 from nosology.training.losses import Penalty
 from nosology.training.recipe_settings import TrainerSettings
 

@@ -34,16 +34,17 @@ from nosology.federated.rounds.federated_site import (
 from nosology.federated.rounds.federation_setup import Arrays, SiteMetadata, embedder_key, reported_codes
 from nosology.federated.rounds.learner import LabelRows
 from nosology.federated.rounds.personal_layers import mark, marked
+from nosology.models.hmhan.encoder_states import encoder_fingerprint
 from nosology.models.hmhan.hmhan_decision import mask_versions
 from nosology.models.hmhan.hmhan_model import Hmhan
 from nosology.models.hmhan.hmhan_net import HmhanEnsemble, HmhanNet
 from nosology.models.hmhan.hmhan_trainer import HmhanEnsembleTrainer
-from nosology.models.hmhan.report_batches import ReportBatchBuilder, ReportDataset, encoder_fingerprint
+from nosology.models.hmhan.report_batches import ReportBatchBuilder, ReportDataset
 from nosology.models.hmhan.report_features import MetadataColumns, column_number
-from nosology.models.neural import default_device
 from nosology.training.calibration import EXCLUDED_LOGIT, PlattScaling
 from nosology.training.epoch_range import train_epoch_range
 from nosology.training.examples import Examples, codes_in_systems
+from nosology.training.inference import default_device
 from nosology.training.trainer import make_adamw, make_batch_plan
 
 REPORT_PREPROCESSING = "reports with marks of negation and context, states of a frozen encoder"

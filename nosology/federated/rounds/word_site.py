@@ -38,12 +38,13 @@ from nosology.federated.rounds.learner import LabelRows
 from nosology.federated.rounds.word_noise import WordNoise
 from nosology.models.dual_laat.dual_laat_trainer import build_dual_laat
 from nosology.models.laat.laat_trainer import build_laat
-from nosology.models.neural import NeuralModel, default_device
+from nosology.models.neural import NeuralModel
 from nosology.models.neural_trainer import LabelBatches, Targets, TokenizedNotes
 from nosology.training.batch_plan import derive_seed
 from nosology.training.calibration import EXCLUDED_LOGIT, PlattScaling
 from nosology.training.epoch_range import train_epoch_range
 from nosology.training.examples import Examples, codes_in_systems
+from nosology.training.inference import default_device
 from nosology.training.recipe_settings import LabelSettings
 from nosology.training.trainer import make_adamw, make_batch_plan
 

@@ -261,7 +261,7 @@ class DualLaat(NeuralModel[DualLaatNet, DualLaatSettings, WordTokenizer]):
             note = slice(row, row + 1)
             one = Batch(batch.tokens[note], batch.lengths[note], encoded=states[note])
             logits[row, chosen] = self.net.logits(one, queries[:, chosen])[0].float()
-        return logits if batch.labels is None else logits[:, batch.labels.to(logits.device)]
+        return logits if batch.labels is None else logits[:, batch.labels.to(logits.device, non_blocking=True)]
 
     def batch_logits(self, batch: Batch) -> Tensor:
         """Logits (B, L) of a batch."""
@@ -280,7 +280,7 @@ class DualLaat(NeuralModel[DualLaatNet, DualLaatSettings, WordTokenizer]):
             return self.queries
         few = self.candidates and self.device.type == "cpu"
         queries = self._encoded(batch.labels.unique()) if few else self.queries
-        return queries[:, batch.labels.to(self.device)]
+        return queries[:, batch.labels.to(self.device, non_blocking=True)]
 
     def extra_config(self) -> dict[str, Any]:
         """Embedding size, descriptions and number of candidates."""

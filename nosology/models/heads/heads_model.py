@@ -21,8 +21,9 @@ from nosology.models.evidence_spans import occlusion
 from nosology.models.heads.feature_statistics import Scaler
 from nosology.models.heads.heads_net import HeadNet
 from nosology.models.heads.heads_settings import HeadShape
-from nosology.models.neural import Calibrated, default_device, evaluating
+from nosology.models.neural import Calibrated
 from nosology.training.calibration import EXCLUDED_LOGIT, PlattScaling, Scaling
+from nosology.training.inference import default_device, evaluating
 
 _ROWS = 4096  # notes per forward pass
 

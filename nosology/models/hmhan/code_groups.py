@@ -94,21 +94,16 @@ class CodeCombinations:
         unchanged = no_set[:, None] | (probabilities <= 0)
         return np.where(unchanged, probabilities, np.clip(mixed, 0, 1)).astype(np.float32)
 
-    def tuned(
-        self,
-        probabilities: np.ndarray,
-        metric: Callable[[np.ndarray], float],
-        exclude: sparse.csr_matrix | None = None,
-        min_gain: float = 0.002,
-    ) -> CodeCombinations:
+    def tuned(self, metric: Callable[[CodeCombinations], float], min_gain: float = 0.002) -> CodeCombinations:
         """These sets with the weight and exponent of the best metric on held-out notes.
 
         The weight is 0 (no change) if the gain is not above `min_gain`.
         """
-        best, best_value = replace(self, mixture_weight=0.0), metric(probabilities) + min_gain
+        best = replace(self, mixture_weight=0.0)
+        best_value = metric(best) + min_gain
         for weight, exponent in _CANDIDATES:
             candidate = replace(self, mixture_weight=weight, prior_exponent=exponent)
-            value = metric(candidate(probabilities, exclude))
+            value = metric(candidate)
             if value > best_value:
                 best, best_value = candidate, value
         return best

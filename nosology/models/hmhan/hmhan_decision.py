@@ -39,11 +39,15 @@ def tune_on_held_out(
     probabilities = model.to_probabilities(logits)
     if recipe.combinations.prior == "auto":
         exclude = held_out.gold if in_train else None
-        combinations = CodeCombinations.from_gold(train_gold).tuned(
-            probabilities, lambda p: brief(model.labels, held_out.codes, p)["micro_f1"], exclude
-        )
-        probabilities = combinations(probabilities, exclude)
-        model.combinations = combinations if combinations.mixture_weight else None
+
+        def micro_f1(combinations: CodeCombinations) -> float:
+            served = model.with_prior(combinations, probabilities, exclude)
+            return brief(model.labels, held_out.codes, served)["micro_f1"]
+
+        combinations = CodeCombinations.from_gold(train_gold).tuned(micro_f1)
+        if combinations.mixture_weight:
+            model.combinations = combinations
+            probabilities = model.with_prior(combinations, probabilities, exclude)
     decision = Decision.tune(recipe.decision, model.labels, held_out.codes, probabilities)
     if recipe.stable_threshold and recipe.decision.threshold == "global":
         decision = stabilize_threshold(decision, held_out, probabilities)

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+from scipy import sparse
 from torch import Tensor
 
 from nosology.core import EvidenceSpan, Note
@@ -19,15 +20,13 @@ from nosology.encoders.tokenizers import Encoding, ReportTokenizer, TokenIds
 from nosology.encoders.transformer import WindowedTransformer
 from nosology.models.evidence_spans import by_word
 from nosology.models.hmhan.code_groups import CodeCategories, CodeCombinations
+from nosology.models.hmhan.encoder_states import report_batch_limits
 from nosology.models.hmhan.hmhan_net import HmhanEnsemble, HmhanNet, ReportBatch, SyntheticBatch
 from nosology.models.hmhan.hmhan_settings import HmhanSettings, LossSettings
 from nosology.models.hmhan.report_features import EncodedReport, MetadataColumns
 from nosology.models.neural import EXCLUDED_LOGIT, C, ChosenEvidence, NeuralModel
 from nosology.training.data_loader import pad_notes
 from nosology.training.inference import by_length
-
-_BATCH_TOKENS = {"cpu": 4_096, "cuda": 65_536}  # padding included; more do not fit into the cache of a CPU
-_BATCH_NOTES = 256
 
 
 def collate_reports(
@@ -108,16 +107,21 @@ class Hmhan(NeuralModel):
     def to_probabilities(self, logits: np.ndarray) -> np.ndarray:
         """Probabilities (B, L) of logits (B, L), with the prior over code sets; 0 for `EXCLUDED_LOGIT`."""
         probabilities = super().to_probabilities(logits)
-        if self.combinations is None:
-            return probabilities
+        return probabilities if self.combinations is None else self.with_prior(self.combinations, probabilities)
+
+    def with_prior(
+        self, combinations: CodeCombinations, probabilities: np.ndarray, exclude: sparse.csr_matrix | None = None
+    ) -> np.ndarray:
+        """Probabilities (B, L) with a prior over code sets applied; exclude: as for `CodeCombinations`."""
         if not self.within_versions:
-            return self.combinations(probabilities)
+            return combinations(probabilities, exclude)
         versions = label_versions(self.labels)
         result = np.zeros_like(probabilities)
         # One ICD version at a time: sets of different versions do not compete for probability.
         for version in np.unique(versions):
             of_version = versions == version
-            result += np.where(of_version, self.combinations(np.where(of_version, probabilities, 0)), np.float32(0))
+            applied = combinations(np.where(of_version, probabilities, 0), exclude)
+            result += np.where(of_version, applied, np.float32(0))
         return result
 
     def logits_of(
@@ -135,9 +139,8 @@ class Hmhan(NeuralModel):
         logits = np.full((len(encodings), len(self.labels if columns is None else columns)), EXCLUDED_LOGIT, np.float32)
         labels = None if columns is None else torch.tensor(columns, dtype=torch.int64)
         lengths = np.array([len(encoding.ids) for encoding in encodings], dtype=np.int64)
-        gpu = self.device.type == "cuda"
         with self.inference():
-            for rows in by_length(lengths, _BATCH_TOKENS["cuda" if gpu else "cpu"], _BATCH_NOTES):
+            for rows in by_length(lengths, *report_batch_limits(self.device)):
                 batch = collate_reports([encodings[row] for row in rows], labels=labels)
                 if cached_states is not None:
                     states = cached_states.padded_batch(rows.tolist(), batch.tokens.shape[1])

@@ -27,6 +27,7 @@ from nosology.encoders.tokenizers import ReportTokenizer
 from nosology.encoders.transformer import WindowedTransformer, load_pretrained
 from nosology.evaluation import brief
 from nosology.models.hmhan.code_groups import CodeCombinations
+from nosology.models.hmhan.encoder_states import encode_texts, state_cache_key
 from nosology.models.hmhan.hmhan_decision import code_shares, mask_versions, tune_on_held_out
 from nosology.models.hmhan.hmhan_model import Hmhan
 from nosology.models.hmhan.hmhan_net import HmhanEnsemble, HmhanNet
@@ -37,14 +38,12 @@ from nosology.models.hmhan.report_batches import (
     ReportBatchBuilder,
     ReportDataset,
     assign_folds,
-    encode_texts,
-    encoder_fingerprint,
 )
 from nosology.models.hmhan.report_features import MetadataColumns
-from nosology.models.neural import EXCLUDED_LOGIT, default_device
+from nosology.models.neural import EXCLUDED_LOGIT
 from nosology.models.train import CoderTrainer, TrainedCoder
 from nosology.training.examples import Examples, codes_in_systems, label_space, union, validation_rows
-from nosology.training.inference import trained_precision
+from nosology.training.inference import default_device, trained_precision
 from nosology.training.losses import class_weights, log_odds_shift
 from nosology.training.run_folder import REFIT, STATES, run_fingerprint
 from nosology.training.trainer import ParameterGroup, TrainingResult, TrainingRun, fit, launch_fabric
@@ -114,9 +113,10 @@ class HmhanEnsembleTrainer:
     def encode(self, dataset: ReportDataset) -> CachedStates:
         """The states of reports by the pretrained encoder, from the cache where they are there."""
         encoder = self.encoder or load_report_encoder(self.recipe)[1]
-        folder = self.recipe.states.cache or self.folder / STATES
-        cache = EncoderStateCache(folder, encoder_fingerprint(encoder), encoder.width)
-        return cache.add([report.ids for report in dataset.reports], lambda texts: encode_texts(encoder, texts))
+        folder, precision = self.recipe.states.cache or self.folder / STATES, self.recipe.training.precision
+        cache = EncoderStateCache(folder, state_cache_key(encoder, precision), encoder.width)
+        encode = partial(encode_texts, encoder, precision=precision)
+        return cache.add([report.ids for report in dataset.reports], encode)
 
     def cached_states_on(self, device: torch.device) -> CachedStates | DeviceCachedStates | None:
         """The cached states of `train` for batches on a device: on the device itself if they fit."""
@@ -183,7 +183,7 @@ class HmhanEnsembleTrainer:
         """The mean state (N, D) of each text; 0 for a text without tokens."""
         tokens = [self.model.tokenizer.tokenize(text).ids for text in texts]
         means = torch.zeros(len(texts), encoder.width)
-        for rows, states in encode_texts(encoder, tokens):
+        for rows, states in encode_texts(encoder, tokens, self.recipe.training.precision):
             for row, state in zip(rows, states):
                 if len(state):
                     means[row] = torch.from_numpy(state.astype(np.float32)).mean(0)

@@ -1,10 +1,9 @@
-"""Training data of HMHAN: encoded reports, encoder states for the cache, batches with synthetic rows."""
+"""Training data of HMHAN: tokenized reports, and batches with synthetic rows."""
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,18 +16,13 @@ from nosology.core.label_space import ICD9, ICD10, column_sums, date_versions, n
 from nosology.core.progress import progress
 from nosology.corpora.group_splits import group_folds, group_names
 from nosology.encoders.state_cache import CachedStates, DeviceCachedStates, GatheredStates
-from nosology.encoders.transformer import WindowedTransformer
 from nosology.models.hmhan.hmhan_model import Hmhan, collate_reports
 from nosology.models.hmhan.hmhan_net import ReportBatch, SyntheticBatch
 from nosology.models.hmhan.hmhan_settings import HmhanRecipe
 from nosology.models.hmhan.mlsmote import SyntheticRows
 from nosology.models.hmhan.report_features import EncodedReport
-from nosology.models.neural import default_device, evaluating
-from nosology.training.data_loader import pad_notes
 from nosology.training.examples import codes_in_labels
-from nosology.training.inference import by_length
 
-_BATCH_TOKENS = {"cpu": 4_096, "cuda": 65_536}  # padding included
 LOADER_THREADS = 8  # that copy states from the disk's cache; one is slower than the GPU
 _WIDTH_MULTIPLE = 64  # on a GPU: few different widths, so that CUDA graphs are reused
 
@@ -89,40 +83,6 @@ def assign_folds(dataset: ReportDataset, folds: int, seed: int) -> np.ndarray:
     if len(set(dataset.groups)) < folds:
         raise DataError(f"model.ensemble_size must be at most the number of patients (or notes); got {folds}")
     return group_folds(dataset.groups, folds, seed)
-
-
-# Encoder states
-
-
-def encoder_fingerprint(encoder: WindowedTransformer) -> str:
-    """A hash of all that determines the states of an encoder: configuration, window, weights."""
-    digest = hashlib.sha256(repr(sorted(encoder.to_json().items(), key=str)).encode())
-    for name, weight in sorted(encoder.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(weight.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()[:32]
-
-
-def encode_texts(
-    encoder: WindowedTransformer, texts: Sequence[np.ndarray]
-) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
-    """Rows and states (T, D), float16, of texts given as token ids, in batches of similar length."""
-    lengths = np.array([len(text) for text in texts], dtype=np.int64)
-    device = default_device()
-    gpu = device.type == "cuda"
-    encoder.to(device)
-    empty = np.flatnonzero(lengths == 0)
-    if len(empty):
-        yield empty, [np.zeros((0, encoder.width), np.float16) for _ in empty]
-    batches = by_length(lengths, _BATCH_TOKENS["cuda" if gpu else "cpu"], 256)
-    with evaluating(encoder), torch.autocast(device.type, torch.bfloat16, enabled=gpu):
-        for rows in progress(list(batches), "states", unit="batches"):
-            tokens, sizes = pad_notes([texts[row] for row in rows])
-            states = encoder(tokens.to(device), sizes).half().cpu().numpy()
-            yield rows, [states[i, : lengths[row]] for i, row in enumerate(rows)]
-
-
-# Batches
 
 
 class ReportBatchBuilder:

@@ -13,10 +13,10 @@ from nosology.encoders.tokenizers import WordTokenizer
 from nosology.encoders.transformer import load_pretrained
 from nosology.models.laat.laat_model import Caml, Laat, PlmIcd, PlmIcdNet, WordEncoderNet
 from nosology.models.laat.laat_settings import CamlRecipe, LaatRecipe, PlmIcdRecipe
-from nosology.models.neural import default_device
 from nosology.models.neural_trainer import NeuralTrainer, Targets, build_word_tokenizer, label_counts, label_rates
 from nosology.models.train import Fit
 from nosology.training.examples import Examples
+from nosology.training.inference import default_device
 
 
 class LaatTrainer(NeuralTrainer[CamlRecipe | LaatRecipe, Caml]):

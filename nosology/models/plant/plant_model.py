@@ -208,13 +208,13 @@ class PlantNet(LabelNet):
     def _decoder(self, labels: Tensor | None) -> LabelDecoder:
         if labels is None:
             return LabelDecoder(self.queries, self.weights, self.bias)
-        labels = labels.to(self.bias.device)
+        labels = labels.to(self.bias.device, non_blocking=True)
         return LabelDecoder(self.queries[labels], self.weights[labels], self.bias[labels])
 
     def _planted(self, tokens: Tensor, labels: Tensor | None) -> tuple[PlantedScores, Tensor]:
         """The planted scores of the distinct words of tokens (B, T), and the index of the word of each token (B, T)."""
         words, places = torch.unique(tokens, return_inverse=True)
-        chosen = None if labels is None else labels.to(tokens.device)
+        chosen = None if labels is None else labels.to(tokens.device, non_blocking=True)
         static = self.static_relevance(words, chosen) if self.static_relevance is not None else None
         scores = self.ranker(words, self.encoder.encoder(words), chosen) if self.ranker is not None else None
         settings = self.settings

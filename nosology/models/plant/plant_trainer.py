@@ -27,7 +27,6 @@ from nosology.encoders.append_only_store import check_cache_folder
 from nosology.encoders.cached_words import EncodedWords
 from nosology.encoders.tokenizers import SPECIALS, Vocabulary, WordTokenizer
 from nosology.encoders.word_encoders import AwdLstm
-from nosology.models.neural import default_device
 from nosology.models.neural_trainer import Targets, TokenizedNotes, fit_labels, fit_on_dev
 from nosology.models.plant.language_model import LanguageModel, StreamPlan, TextStreams
 from nosology.models.plant.plant_model import Plant, PlantNet, PlantNets, direction_name, directions
@@ -38,7 +37,7 @@ from nosology.models.published import load_language_model
 from nosology.models.train import CalibratedTrainer, Fit
 from nosology.training.checkpoint import read_tensors, write_tensors
 from nosology.training.examples import Examples, codes_in_systems, label_space
-from nosology.training.inference import trained_precision
+from nosology.training.inference import default_device, trained_precision
 from nosology.training.run_folder import BEST, CHECKPOINT, REFIT, run_fingerprint
 from nosology.training.trainer import ParameterGroup, TrainingResult, TrainingRun, fit
 

@@ -18,12 +18,11 @@ from nosology.models.hmhan.hmhan_settings import HmhanRecipe
 from nosology.models.hmhan.hmhan_trainer import HmhanEnsembleTrainer, HmhanTrainer
 from nosology.models.hmhan.report_batches import ReportDataset, assign_folds
 from nosology.models.hmhan.report_features import MetadataColumns
-from nosology.models.neural import default_device
 from nosology.models.reports.reports_model import Reports, mixed_logits
 from nosology.models.reports.reports_settings import ReportsRecipe
 from nosology.models.reports.word_features import WordFeatures, WordReport, fit_word_svms
 from nosology.training.calibration import PlattScaling, cross_entropies
-from nosology.training.inference import trained_precision
+from nosology.training.inference import default_device, trained_precision
 
 _NET_WEIGHTS = (1.0, 0.75, 0.5, 0.25, 0.0)
 _STANDARD_ERRORS = 2.0  # a net weight within this many standard errors of the best is as good

@@ -35,13 +35,14 @@ def test_tuned_uses_sets_only_if_they_improve_the_metric():
     true = GOLD.toarray()
     p = np.where(true, 0.6, 0.5).astype(np.float32)
 
-    def metric(probabilities):
-        return float(((probabilities > 0.55) == true).mean())
+    def tuned(probabilities):
+        sets = CodeCombinations.from_gold(GOLD)
+        return sets.tuned(lambda candidate: float(((candidate(probabilities) > 0.55) == true).mean()))
 
-    assert CodeCombinations.from_gold(GOLD).tuned(p, metric).mixture_weight == 0, "all predictions are right already"
+    assert tuned(p).mixture_weight == 0, "all predictions are right already"
     worse = p.copy()
     worse[6:9] = 0.3, 0.5, 0.9
-    assert CodeCombinations.from_gold(GOLD).tuned(worse, metric).mixture_weight > 0
+    assert tuned(worse).mixture_weight > 0
 
 
 def test_probability_zero_stays_zero_and_json_round_trips():

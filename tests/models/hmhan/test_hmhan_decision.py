@@ -10,7 +10,7 @@ from scipy import sparse
 
 from nosology.config import load_recipe
 from nosology.core import Code
-from nosology.core.label_space import ICD9, LabelSpace
+from nosology.core.label_space import ICD9, ICD10, LabelSpace
 from nosology.evaluation.decision import Decision
 from nosology.models.hmhan.hmhan_decision import fit_scaling, stabilize_threshold, tune_on_held_out
 from nosology.models.hmhan.hmhan_model import Hmhan
@@ -57,6 +57,24 @@ def test_the_threshold_is_the_best_one_where_the_recipe_asks_for_it(is_stable):
     probabilities = tuned.to_probabilities(logits)
     best = Decision.tune(recipe.decision, labels, reports.codes, probabilities).threshold
     assert (decision.threshold == best) != is_stable
+
+
+def test_the_threshold_is_tuned_on_the_probabilities_that_new_reports_get():
+    """With codes of both versions and reports without a date, the prior over code sets is applied by version."""
+    rng = np.random.default_rng(3)
+    codes = [*CODES, *(Code("icd10cm", code) for code in ("J18.9", "N13.3", "R05"))]
+    sets = np.array([[1, 1, 0, 0, 0, 0], [0, 0, 1, 0, 0, 0], [0, 0, 0, 1, 1, 0], [0, 0, 0, 0, 0, 1]], dtype=bool)
+    gold = sets[rng.integers(0, 4, 300)]
+    logits = (3 * gold - 2 + rng.normal(0, 2, gold.shape)).astype(np.float32)
+    names = [tuple(codes[j] for j in np.flatnonzero(row)) for row in gold]
+    both = np.full(len(gold), ICD9 | ICD10)
+    reports = ReportDataset([], names, sparse.csr_matrix(gold.astype(np.int8)), both, both, [])
+    recipe = load_recipe("hmhan", ["stable_threshold=false", "calibration=global"])
+    model = Hmhan(LabelSpace(codes), np.ones(6, int), None, None, recipe.model)
+    tuned, decision = tune_on_held_out(recipe, model, logits, reports, reports.gold)
+    assert tuned.combinations is not None
+    best = Decision.tune(recipe.decision, model.labels, names, tuned.to_probabilities(logits))
+    assert decision.threshold == pytest.approx(best.threshold)
 
 
 @pytest.mark.parametrize("calibration", ["global", "auto"])
