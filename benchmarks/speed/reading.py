@@ -121,13 +121,13 @@ def run_child(corpus: str, recipe: str, out: str, workers: str) -> None:
     from nosology import cli
     from nosology.corpora import word_cache
     from nosology.encoders.cached_words import CachedWords
-    from nosology.models import neural_trainer
+    from nosology.models import neural_trainer, word_tokenizer
 
     stages = Stages()
     threading.Thread(target=stages.watch_memory, daemon=True).start()
     stages.measure("tokenizing", word_cache, "_build")
     stages.measure("counting words", CachedWords, "note_counts")
-    stages.measure("word vectors", neural_trainer, "train_word_vectors")
+    stages.measure("word vectors", word_tokenizer, "train_word_vectors")
     stages.measure("notes as ids", neural_trainer.TokenizedNotes, "of")
 
     def first_step(run: Any) -> None:

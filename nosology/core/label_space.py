@@ -11,7 +11,7 @@ from scipy import sparse
 
 from nosology.core import Code, Note
 from nosology.core.files import text_sha256
-from nosology.core.progress import Counter
+from nosology.core.progress import ProgressCounter
 
 
 class LabelSpace:
@@ -116,18 +116,19 @@ def label_versions(labels: LabelSpace) -> np.ndarray:
 
 def score_by_version(
     scores: np.ndarray,
-    by_note: np.ndarray,
-    by_label: np.ndarray,
+    versions_of_notes: np.ndarray,
+    versions_of_labels: np.ndarray,
     score: Callable[[np.ndarray, np.ndarray], Iterable[np.ndarray]],
-    counter: Counter,
+    counter: ProgressCounter,
 ) -> np.ndarray:
     """The scores (B, L), filled in where a label has an ICD version of its note; the others stay as they are.
 
-    by_note: `note_versions` (B,). by_label: `label_versions` (L,). score: yields the scores of one block of rows after
-    the other, for these rows and columns. counter: counts the rows.
+    versions_of_notes: `note_versions` (B,). versions_of_labels: `label_versions` (L,). score: yields the scores of one
+    block of rows after the other, for these rows and columns. counter: counts the rows.
     """
-    for version in np.unique(by_note):
-        rows, columns = np.flatnonzero(by_note == version), np.flatnonzero(by_label & version)
+    for version in np.unique(versions_of_notes):
+        rows = np.flatnonzero(versions_of_notes == version)
+        columns = np.flatnonzero(versions_of_labels & version)
         without_gap = len(columns) and columns[-1] - columns[0] + 1 == len(columns)
         start = 0
         for block in score(rows, columns) if len(columns) else ():
@@ -143,12 +144,14 @@ def score_by_version(
     return scores
 
 
-def mask_other_versions(values: np.ndarray, by_note: np.ndarray, by_label: np.ndarray, fill: float = 0) -> np.ndarray:
+def mask_other_versions(
+    values: np.ndarray, versions_of_notes: np.ndarray, versions_of_labels: np.ndarray, fill: float = 0
+) -> np.ndarray:
     """The values (B, L) with `fill` where a label has another ICD version than its note, in place.
 
-    by_note: `note_versions` or `date_versions` (B,). by_label: `label_versions` (L,). A code of another version is
-    unknown, not absent.
+    versions_of_notes: `note_versions` or `date_versions` (B,). versions_of_labels: `label_versions` (L,). A code of
+    another version is unknown, not absent.
     """
-    for version in np.unique(by_note):
-        values[np.ix_(by_note == version, (by_label & version) == 0)] = fill
+    for version in np.unique(versions_of_notes):
+        values[np.ix_(versions_of_notes == version, (versions_of_labels & version) == 0)] = fill
     return values

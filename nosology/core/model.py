@@ -62,8 +62,8 @@ C = TypeVar("C")
 class BatchScoring(Protocol):
     """A model that scores and explains many notes faster than one by one; the results are the same but for rounding."""
 
-    def probability_blocks(self, notes: Iterable[Note], columns: Sequence[int] | None = None) -> Iterator[np.ndarray]:
-        """Probabilities (b, L) of one block of notes after the other, in order; columns: of these labels only."""
+    def probability_blocks(self, notes: Iterable[Note], labels: Sequence[int] | None = None) -> Iterator[np.ndarray]:
+        """Probabilities (b, L) of one block of notes after the other, in order; labels: only these."""
 
     def explained(
         self, notes: Iterable[Note], choose: Callable[[np.ndarray], tuple[C, Sequence[int]]]

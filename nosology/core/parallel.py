@@ -8,8 +8,9 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from multiprocessing import parent_process
 from typing import Any, TypeVar
 
@@ -39,6 +40,13 @@ def check_workers(name: str, workers: int) -> None:
 def parts(items: Sequence[T], size: int) -> list[Sequence[T]]:
     """The items in parts of the given size, the last one smaller."""
     return [items[start : start + size] for start in range(0, len(items), size)]
+
+
+def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """The items in lists of the given size, the last one smaller; items are read when they are needed."""
+    items = iter(items)
+    while batch := list(islice(items, size)):
+        yield batch
 
 
 def parallel_map(function: Callable[..., R], arguments: Sequence[tuple[Any, ...]], workers: int) -> Iterator[R]:

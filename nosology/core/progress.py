@@ -18,7 +18,7 @@ _PAUSE_SECONDS = 5.0  # work that follows within this time continues the earlier
 _BAR_SECONDS = 0.2  # between updates of a bar
 
 
-class Counter:
+class ProgressCounter:
     """How much of some work is done."""
 
     def __init__(self) -> None:
@@ -45,13 +45,13 @@ def progress(items: Iterable[T], title: str, *, total: int | None = None, unit: 
 
 @contextmanager
 def counting(
-    title: str, *, total: int | None = None, unit: str = "notes", counter: Counter | None = None
-) -> Iterator[Counter]:
+    title: str, *, total: int | None = None, unit: str = "notes", counter: ProgressCounter | None = None
+) -> Iterator[ProgressCounter]:
     """A counter that the block advances; standard error shows count, rate and remaining time.
 
     counter: one of a subclass, whose `value` may come from other processes.
     """
-    counter = counter or Counter()
+    counter = counter or ProgressCounter()
     if not sys.stderr.isatty():
         started = time.monotonic()
         with _reported(title, lambda: _status(counter.value(), time.monotonic() - started, total, unit)):

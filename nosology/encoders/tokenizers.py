@@ -12,16 +12,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice, repeat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from nosology.core.parallel import batched
 from nosology.text.cleaning import BENCHMARK, clean
 from nosology.text.report_text import clean_report
 from nosology.text.tokens import benchmark_words, lower, tokenize, words_of
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+    from tokenizers import Tokenizer as HuggingFaceTokenizer
 
     from nosology.corpora.word_cache import Cleaning
 
@@ -104,6 +105,19 @@ class Vocabulary:
         """The first `limit` words of a text. Numbers count as words."""
         words = tokenize(text)
         return Encoding(self.ids(words.words[:limit]), words.starts[:limit], words.ends[:limit])
+
+
+class Tokenizer(Protocol):
+    """Splits a text into tokens with offsets."""
+
+    def tokenize(self, text: str) -> Encoding:
+        """The tokens of a text."""
+
+    def token_ids(self, texts: Iterable[str]) -> Iterator[TokenIds]:
+        """The tokens of texts, for which offsets need not be found."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The argument of `from_json` of the same class."""
 
 
 @dataclass(frozen=True)
@@ -220,8 +234,7 @@ class SubwordTokenizer:
 
     def token_ids(self, texts: Iterable[str]) -> Iterator[TokenIds]:
         """The subwords of notes as in `tokenize`, without their places; on all cores, some notes at a time."""
-        texts = iter(texts)
-        while some := list(islice(texts, _TEXTS)):
+        for some in batched(texts, _TEXTS):
             cleaned = [self._lowered(clean(text, BENCHMARK).text if self.benchmark else text) for text in some]
             for encoding in self._tokenizer.encode_batch_fast(cleaned, add_special_tokens=False):
                 yield TokenIds(np.array(encoding.ids[: self.limit], dtype=np.int32) + np.int32(ID_SHIFT))
@@ -236,7 +249,7 @@ class SubwordTokenizer:
         return Encoding(ids, *_word_offsets(text, encoding.offsets[: self.limit]))
 
     @cached_property
-    def _tokenizer(self) -> Tokenizer:
+    def _tokenizer(self) -> HuggingFaceTokenizer:
         from tokenizers import Tokenizer
 
         tokenizer = Tokenizer.from_str(self.tokenizer_json)

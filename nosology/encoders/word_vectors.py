@@ -15,7 +15,7 @@ import numpy as np
 
 from nosology.core import ConfigError
 from nosology.core.parallel import parallel_map
-from nosology.core.progress import Counter, counting
+from nosology.core.progress import ProgressCounter, counting
 from nosology.encoders.tokenizers import PAD, SPECIALS, TokenIds
 
 if TYPE_CHECKING:
@@ -107,8 +107,8 @@ class Sentences:
     The ids are strings, always the same objects: gensim takes numbers for positions in its own vocabulary.
     """
 
-    def __init__(self, notes: Sequence[TokenIds], words: int, counter: Counter | None = None):
-        self.notes, self.counter = notes, counter or Counter()
+    def __init__(self, notes: Sequence[TokenIds], words: int, counter: ProgressCounter | None = None):
+        self.notes, self.counter = notes, counter or ProgressCounter()
         self.names = [str(word) for word in range(words)]
 
     def __iter__(self) -> Iterator[list[str]]:
@@ -202,7 +202,7 @@ def _shared(path: Path, like: np.ndarray) -> np.ndarray:
     return np.asarray(np.memmap(path, like.dtype, "r+")).reshape(-1, *like.shape[1:])
 
 
-class _SharedCounter(Counter):
+class _SharedCounter(ProgressCounter):
     """The sum of the counts of all processes."""
 
     def __init__(self, done: np.ndarray):
@@ -213,7 +213,7 @@ class _SharedCounter(Counter):
         return int(self.done.sum())
 
 
-class _PartCounter(Counter):
+class _PartCounter(ProgressCounter):
     """The count of one process in shared memory."""
 
     def __init__(self, done: np.ndarray, part: int):

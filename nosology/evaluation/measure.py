@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import compress, islice
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from nosology.codes.lookup import label_description
 from nosology.core import SPLITS, SYSTEMS, Code, ConfigError, DataError, Note, __version__
 from nosology.core.label_space import SYSTEM_VERSION, LabelSpace, label_versions, note_versions, score_by_version
 from nosology.core.model import BatchScoring, Model, OpenVocabulary
+from nosology.core.parallel import batched
 from nosology.core.progress import activity, counting
 from nosology.corpora.corpus import Corpus
 from nosology.evaluation import Evaluation, examine, tune_threshold
@@ -171,32 +172,31 @@ class _SplitScorer:
         counted = np.bitwise_or.reduce([SYSTEM_VERSION[system] for system in self.systems])
         return (versions == 0) | ((versions & counted) > 0)
 
-    def _probabilities(self, split: str, places: np.ndarray, versions: np.ndarray) -> np.ndarray:
-        """Probabilities (B, L) of the notes at these places (B,) of a split; 0 for codes of another ICD version."""
+    def _probabilities(self, split: str, positions: np.ndarray, versions: np.ndarray) -> np.ndarray:
+        """Probabilities (B, L) of the notes at these positions (B,) of a split; 0 for codes of another ICD version."""
 
         def score(rows: np.ndarray, columns: np.ndarray) -> Iterator[np.ndarray]:
-            selected = np.zeros(places[-1] + 1, bool)
-            selected[places[rows]] = True
+            selected = np.zeros(positions[-1] + 1, bool)
+            selected[positions[rows]] = True
             notes = compress(self.corpus.notes(_split(split)), selected)
             every = len(columns) == len(self.model.labels)
             return probability_blocks(self.model, notes, None if every else self.columns[columns].tolist())
 
-        probabilities = np.zeros((len(places), len(self.labels)), np.float32)
-        with counting(f"coding {split}", total=len(places)) as counter:
+        probabilities = np.zeros((len(positions), len(self.labels)), np.float32)
+        with counting(f"coding {split}", total=len(positions)) as counter:
             return score_by_version(probabilities, versions, label_versions(self.labels), score, counter)
 
 
 def probability_blocks(
-    model: Model, notes: Iterable[Note], columns: Sequence[int] | None = None
+    model: Model, notes: Iterable[Note], labels: Sequence[int] | None = None
 ) -> Iterator[np.ndarray]:
-    """Probabilities (b, L) of one block of notes after the other, in order; columns: of these labels only."""
+    """Probabilities (b, L) of one block of notes after the other, in order; labels: only these."""
     if isinstance(model, BatchScoring):
-        yield from model.probability_blocks(notes, columns)
+        yield from model.probability_blocks(notes, labels)
         return
-    notes = iter(notes)
-    while block := list(islice(notes, _BATCH)):
+    for block in batched(notes, _BATCH):
         probabilities = model.probabilities(block)
-        yield probabilities if columns is None else probabilities[:, columns]
+        yield probabilities if labels is None else probabilities[:, labels]
 
 
 def _version_cautions(scorer: _SplitScorer, versions: np.ndarray, split: str) -> list[str]:

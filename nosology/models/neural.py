@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy
 from dataclasses import asdict, dataclass, field
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 import torch
@@ -23,8 +23,9 @@ from torch import Tensor, nn
 from nosology.core import EvidenceSpan, Note
 from nosology.core.label_space import LabelSpace
 from nosology.core.model import WordWeights
+from nosology.core.parallel import batched
 from nosology.core.settings import Settings
-from nosology.encoders.tokenizers import Encoding, TokenIds
+from nosology.encoders.tokenizers import Encoding, TokenIds, Tokenizer
 from nosology.models.evidence_spans import best_spans, by_word
 from nosology.models.label_net import LabelNet, slice_batch
 from nosology.models.note_blocks import tokenized_blocks, tokenized_blocks_ahead, tokenizing_processes
@@ -40,23 +41,10 @@ from nosology.training.inference import (
     uses_bf16,
 )
 
-_CPU_BLOCK, _GPU_BLOCK = 64, 1024  # notes that are read and sorted by length together
+_CPU_BLOCK, _GPU_BLOCK = 64, 1024
 _SPANS = 5  # of evidence per code
 _ROWS = 256  # notes whose probabilities are computed at once
 _MAX_CELLS = 1 << 26  # notes x labels x tokens whose attention is in memory at once
-
-
-class Tokenizer(Protocol):
-    """Splits a note into tokens with offsets."""
-
-    def tokenize(self, text: str) -> Encoding:
-        """The tokens of a note."""
-
-    def token_ids(self, texts: Iterable[str]) -> Iterator[TokenIds]:
-        """The tokens of notes, for which offsets need not be found."""
-
-    def to_json(self) -> dict[str, Any]:
-        """The argument of `from_json` of the same class."""
 
 
 C = TypeVar("C")
@@ -68,7 +56,7 @@ SettingsT = TypeVar("SettingsT", bound=Settings)
 TokenizerT = TypeVar("TokenizerT", bound=Tokenizer)
 
 
-class Calibrated(Generic[ModuleT]):
+class CalibratedNet(Generic[ModuleT]):
     """A model with a net on a device, whose logits are calibrated to probabilities."""
 
     net: ModuleT
@@ -100,7 +88,7 @@ class Calibrated(Generic[ModuleT]):
 
 
 @dataclass
-class NeuralModel(Calibrated[NetT], Generic[NetT, SettingsT, TokenizerT]):
+class NeuralModel(CalibratedNet[NetT], Generic[NetT, SettingsT, TokenizerT]):
     """P(code | note) = calibration(net(tokenizer(note)))."""
 
     labels: LabelSpace
@@ -168,11 +156,7 @@ class NeuralModel(Calibrated[NetT], Generic[NetT, SettingsT, TokenizerT]):
 
     def probabilities(self, notes: Sequence[Note]) -> np.ndarray:
         """Probabilities (B, L); zeros for a note without a token."""
-        return self.probabilities_of(notes, self.token_ids(notes))
-
-    def probabilities_of(self, notes: Sequence[Note], encodings: Sequence[TokenIds]) -> np.ndarray:
-        """Probabilities (B, L) of notes; encodings: the tokenized notes."""
-        return self.to_probabilities(self.logits_of(encodings))
+        return self.to_probabilities(self.logits_of(self.token_ids(notes)))
 
     def tokenize(self, note: Note) -> Encoding:
         """The tokens of a note, and further inputs of the net."""
@@ -187,22 +171,28 @@ class NeuralModel(Calibrated[NetT], Generic[NetT, SettingsT, TokenizerT]):
         on_gpu = self.device.type == "cuda"
         workers = tokenizing_processes() if on_gpu and self.reads_text_only else 0
         if workers:
-            return tokenized_blocks_ahead(notes, self._block_size, self.tokenizer, workers)
-        return tokenized_blocks(notes, self._block_size, self.tokenize)
+            return tokenized_blocks_ahead(notes, self.block_size, self.tokenizer, workers)
+        return tokenized_blocks(notes, self.block_size, self.tokenize)
 
-    def probability_blocks(self, notes: Iterable[Note], columns: Sequence[int] | None = None) -> Iterator[np.ndarray]:
-        """Probabilities (b, L) of one block of notes after the other, in order; columns: of these labels only.
+    def probability_blocks(self, notes: Iterable[Note], labels: Sequence[int] | None = None) -> Iterator[np.ndarray]:
+        """Probabilities (b, L) of one block of notes after the other, in order; labels: only these."""
+        blocks = batched(notes, self.block_size)
+        return map(self.to_probabilities, self.logit_blocks(map(self.token_ids, blocks), labels))
+
+    def logit_blocks(
+        self, blocks: Iterable[Sequence[TokenIds]], labels: Sequence[int] | None = None
+    ) -> Iterator[np.ndarray]:
+        """Logits (b, L) of one block of tokenized notes after the other, in order; labels: only these.
 
         A GPU scores a block while the next one is read and tokenized.
         """
-        notes = iter(notes)
-        blocks = iter(lambda: list(islice(notes, self._block_size)), [])
-        started = (self._start_scoring(self.token_ids(block), columns) for block in blocks)
+        started = (self._start_scoring(block, labels) for block in blocks)
         for logits in one_ahead(started) if self.device.type == "cuda" else started:
-            yield self.to_probabilities(logits())
+            yield logits()
 
     @property
-    def _block_size(self) -> int:
+    def block_size(self) -> int:
+        """The number of notes that are read and sorted by length together."""
         return _GPU_BLOCK if self.device.type == "cuda" else _CPU_BLOCK
 
     def explained(
@@ -211,42 +201,42 @@ class NeuralModel(Calibrated[NetT], Generic[NetT, SettingsT, TokenizerT]):
         """For each note, in order, what `explain` returns; notes are read lazily, in blocks."""
         return chain.from_iterable(self.explain(block, encodings, choose) for block, encodings in self.blocks(notes))
 
-    def logits_of(self, encodings: Sequence[TokenIds], columns: Sequence[int] | None = None) -> np.ndarray:
-        """Logits (B, L), float32, of tokenized notes; columns: only these labels.
+    def logits_of(self, encodings: Sequence[TokenIds], labels: Sequence[int] | None = None) -> np.ndarray:
+        """Logits (B, L), float32, of tokenized notes; labels: only these.
 
         All logits of a note without tokens are `EXCLUDED_LOGIT`.
         """
         with self.inference():
-            scored = ((rows, logits) for rows, _, logits in self._scored(encodings, columns))
-            return self._joined(len(encodings), columns, one_ahead(scored))
+            scored = ((rows, logits) for rows, _, logits in self._scored(encodings, labels))
+            return self._joined(len(encodings), labels, one_ahead(scored))
 
-    def _start_scoring(self, encodings: Sequence[TokenIds], columns: Sequence[int] | None) -> Callable[[], np.ndarray]:
+    def _start_scoring(self, encodings: Sequence[TokenIds], labels: Sequence[int] | None) -> Callable[[], np.ndarray]:
         """A function that waits for the logits of `logits_of`, whose computation has been started."""
         with self.inference():
-            batches = [(rows, logits) for rows, _, logits in self._scored(encodings, columns)]
-        return lambda: self._joined(len(encodings), columns, batches)
+            batches = [(rows, logits) for rows, _, logits in self._scored(encodings, labels)]
+        return lambda: self._joined(len(encodings), labels, batches)
 
     def _joined(
-        self, notes: int, columns: Sequence[int] | None, batches: Iterable[tuple[np.ndarray, HostCopy]]
+        self, notes: int, labels: Sequence[int] | None, batches: Iterable[tuple[np.ndarray, HostCopy]]
     ) -> np.ndarray:
         """The logits (B, L) of batches in one matrix."""
-        width = len(self.labels) if columns is None else len(columns)
+        width = len(self.labels if labels is None else labels)
         logits = np.full((notes, width), EXCLUDED_LOGIT, dtype=np.float32)
         for rows, of_batch in batches:
             logits[rows] = of_batch.numpy()
         return logits
 
     def _scored(
-        self, encodings: Sequence[TokenIds], columns: Sequence[int] | None, *, encode: bool = False
+        self, encodings: Sequence[TokenIds], labels: Sequence[int] | None, *, encode: bool = False
     ) -> Iterator[tuple[np.ndarray, Batch, HostCopy]]:
         """Batches of notes with tokens: their rows, the batch on the device, and its logits.
 
         encode: the batch keeps what its attention needs.
         """
-        labels = None if columns is None else torch.tensor(columns, dtype=torch.int64)
+        selected = None if labels is None else torch.tensor(labels, dtype=torch.int64)
         lengths = np.array([len(encoding.ids) for encoding in encodings], dtype=np.int64)
         for rows in by_length(lengths, *batch_limits(self.device)):
-            batch = Batch(*pad_notes([encodings[row].ids for row in rows]), labels=labels)
+            batch = Batch(*pad_notes([encodings[row].ids for row in rows]), labels=selected)
             batch = (pin_memory(batch) if self.device.type == "cuda" else batch).to(self.device)
             batch = self.net.encode(batch) if encode else batch
             yield rows, batch, HostCopy(self.score_batch(batch, [encodings[row] for row in rows]).float())
@@ -276,12 +266,12 @@ class NeuralModel(Calibrated[NetT], Generic[NetT, SettingsT, TokenizerT]):
                     results[row] = choice, best_spans(text, words.weights, words.starts, words.ends, _SPANS)
         return [results[row] for row in range(len(encodings))]
 
-    def _attention_copies(self, batch: Batch, columns: Sequence[Sequence[int]]) -> list[HostCopy]:
-        """The attention (b, K, T) of each part of a batch; columns: the labels of each note, at most K."""
-        most = max(1, *map(len, columns))
-        labels = torch.from_numpy(np.stack([np.pad(np.asarray(c, np.int64), (0, most - len(c))) for c in columns]))
+    def _attention_copies(self, batch: Batch, chosen: Sequence[Sequence[int]]) -> list[HostCopy]:
+        """The attention (b, K, T) of each part of a batch; chosen: the labels of each note, at most K."""
+        most = max(1, *map(len, chosen))
+        labels = torch.from_numpy(np.stack([np.pad(np.asarray(c, np.int64), (0, most - len(c))) for c in chosen]))
         size = max(1, _MAX_CELLS // (most * batch.tokens.shape[1]))
-        parts = (slice(start, start + size) for start in range(0, len(columns), size))
+        parts = (slice(start, start + size) for start in range(0, len(chosen), size))
         return [HostCopy(self.note_attention(slice_batch(batch, part, labels[part])).float()) for part in parts]
 
     def evidence(self, note: Note, labels: Sequence[int], limit: int = _SPANS) -> list[list[EvidenceSpan]]:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -15,9 +13,7 @@ import numpy as np
 import torch
 from scipy import sparse
 
-from nosology.codes.lookup import label_description
 from nosology.core import Code, DataError
-from nosology.core.files import file_lock, json_sha256
 from nosology.core.label_space import (
     ICD9,
     ICD10,
@@ -27,22 +23,19 @@ from nosology.core.label_space import (
     note_versions,
     score_by_version,
 )
-from nosology.core.progress import Counter, activity, counting, progress
-from nosology.corpora.corpus import Corpus
-from nosology.encoders.tokenizers import TokenIds, Vocabulary, WordTokenizer
-from nosology.encoders.word_vectors import train_word_vectors
+from nosology.core.parallel import batched
+from nosology.core.progress import ProgressCounter, counting, progress
+from nosology.encoders.tokenizers import TokenIds, Tokenizer, WordTokenizer
 from nosology.evaluation import brief
-from nosology.models.neural import NeuralModel, Tokenizer
+from nosology.models.neural import NeuralModel
 from nosology.models.train import CalibratedTrainer, Fit, TrainedCoder
-from nosology.text.tokens import words_of
 from nosology.training.calibration import EXCLUDED_LOGIT
-from nosology.training.checkpoint import read_tensors, write_tensors
 from nosology.training.data_loader import Batch, pad_notes
 from nosology.training.examples import Examples, codes_in_labels, codes_in_systems, label_space, validation_rows
 from nosology.training.inference import default_device, trained_precision
 from nosology.training.label_sampling import label_targets, sample_labels
 from nosology.training.recipe_settings import LabelSettings, NeuralRecipe, WordRecipe
-from nosology.training.run_folder import REFIT, WORD_VECTORS, run_fingerprint
+from nosology.training.run_folder import REFIT, run_fingerprint
 from nosology.training.trainer import ParameterGroup, TrainingResult, TrainingRun, fit
 
 
@@ -103,8 +96,6 @@ class Targets:
         return Targets(of_label, pools, sample_size)
 
 
-_SCORED_NOTES = 1024  # that are in memory at once, and sorted by length
-
 R = TypeVar("R", bound=NeuralRecipe)
 M = TypeVar("M", bound=NeuralModel)
 
@@ -128,8 +119,8 @@ class NeuralTrainer(CalibratedTrainer[R, M], Generic[R, M]):
         model, targets, notes = self._build(train_notes)
         dev = TokenizedNotes.of(dev_notes, self.recipe.labels, model.tokenizer, model.labels)
         key = run_fingerprint(self.recipe, train_notes, dev_notes)
-        fitted = fit_labels(self.recipe, model, targets, notes, dev, self.folder, key)
-        return fit_on_dev(model, dev, asdict(fitted), fitted.best_epoch)
+        fitted = fit_net(self.recipe, model, targets, notes, dev, self.folder, key)
+        return score_dev(model, dev, asdict(fitted), fitted.best_epoch)
 
     def refit(self, notes: Examples, fitted: Fit[M]) -> M:
         """A model trained on all notes for as many epochs as were best.
@@ -140,7 +131,7 @@ class NeuralTrainer(CalibratedTrainer[R, M], Generic[R, M]):
         model, targets, tokenized = self._build(notes)
         recipe = self.recipe.stop_after(fitted.choice)
         title = f"{recipe.kind}, on train and dev notes"
-        fit_labels(
+        fit_net(
             recipe, model, targets, tokenized, None, self.folder / REFIT, run_fingerprint(recipe, notes), title=title
         )
         return model
@@ -165,21 +156,19 @@ class NeuralTrainer(CalibratedTrainer[R, M], Generic[R, M]):
         return model, targets, notes
 
 
-def fit_on_dev(model: M, dev: TokenizedNotes, report: dict[str, Any], choice: Any) -> Fit[M]:
+def score_dev(model: M, dev: TokenizedNotes, report: dict[str, Any], choice: Any) -> Fit[M]:
     """A trained model with its logits on dev notes, each within its own ICD version."""
     with counting("scoring dev notes", total=len(dev.encodings)) as counter:
         logits = version_logits(model, dev, counter)
     return Fit(model, logits, dev.gold, dev.codes, report | {"shape": model.settings.model_dump()}, choice=choice)
 
 
-def version_logits(model: NeuralModel, notes: TokenizedNotes, counter: Counter) -> np.ndarray:
+def version_logits(model: NeuralModel, notes: TokenizedNotes, counter: ProgressCounter) -> np.ndarray:
     """Logits (B, L) of notes, each for the codes of its own ICD version; `EXCLUDED_LOGIT` for all others."""
 
     def score(rows: np.ndarray, columns: np.ndarray) -> Iterator[np.ndarray]:
-        wanted = None if len(columns) == len(model.labels) else columns.tolist()
-        for start in range(0, len(rows), _SCORED_NOTES):
-            block = rows[start : start + _SCORED_NOTES].tolist()
-            yield model.logits_of([notes.encodings[row] for row in block], wanted)
+        blocks = ([notes.encodings[row] for row in block] for block in batched(rows.tolist(), model.block_size))
+        return model.logit_blocks(blocks, None if len(columns) == len(model.labels) else columns.tolist())
 
     logits = np.full((len(notes.encodings), len(model.labels)), EXCLUDED_LOGIT, np.float32)
     return score_by_version(logits, notes.versions, label_versions(model.labels), score, counter)
@@ -229,7 +218,7 @@ class LabelBatches:
         return self.targets.of_label[some.indices], some.indptr
 
 
-def fit_labels(
+def fit_net(
     recipe: NeuralRecipe,
     model: NeuralModel,
     targets: Targets,
@@ -267,7 +256,7 @@ def fit_labels(
 def _validate(model: NeuralModel, dev: TokenizedNotes, net: torch.nn.Module) -> dict[str, float]:
     """The values of `brief` and the loss on dev notes, each within its own version."""
     model.weights_changed()
-    logits = version_logits(model, dev, Counter())
+    logits = version_logits(model, dev, ProgressCounter())
     probabilities = model.to_probabilities(logits)
     return brief(model.labels, dev.codes, probabilities) | {"dev_loss": mean_loss(logits, dev.gold)}
 
@@ -281,50 +270,6 @@ def mean_loss(logits: np.ndarray, gold: sparse.csr_matrix) -> float:
         total += float(np.logaddexp(0, note[counted], dtype=np.float64).sum() - note[true[counted[true]]].sum())
         cells += int(counted.sum())
     return total / max(1, cells)
-
-
-def build_word_tokenizer(
-    recipe: WordRecipe,
-    labels: LabelSpace,
-    examples: Examples,
-    extra_words: Iterable[str] = (),
-    folder: Path | None = None,
-) -> tuple[WordTokenizer, torch.Tensor]:
-    """The tokenizer of word models and their initial word vectors (V, E), from the examples and `vectors.corpora`.
-
-    The words of the labels' descriptions and `extra_words` are in the vocabulary even if no note has them. folder: the
-    run folder; word vectors that are not reproducible are stored there, for a resumed run and for other processes.
-    """
-    settings = recipe.vectors.resolved(len(examples))
-    more = Examples(map(Corpus.open, settings.corpora), lambda note: note.split == "train")
-    words = examples.words(settings.cleaning) + more.words(settings.cleaning)
-    described = chain.from_iterable(words_of(label_description(code)) for code in labels.codes)
-    with activity("counting words"):
-        vocabulary = Vocabulary.build(words.note_counts(), settings.min_notes, chain(described, extra_words))
-    tokenizer = WordTokenizer(vocabulary, settings.max_words, benchmark=settings.cleaning == "benchmark")
-
-    def vectors() -> torch.Tensor:
-        notes, shape = words.encoded(tokenizer), {"size": settings.size, "epochs": settings.epochs or 0}
-        trained = train_word_vectors(notes, len(vocabulary), **shape, seed=recipe.seed, workers=settings.workers)
-        return torch.from_numpy(trained)
-
-    if settings.workers == 1 or folder is None or not folder.is_dir():
-        return tokenizer, vectors()
-    key = json_sha256([run_fingerprint(recipe, examples, more), vocabulary.words])
-    return tokenizer, _stored_vectors(folder, key, vectors)
-
-
-def _stored_vectors(folder: Path, key: str, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """The word vectors in a run folder; one process computes and stores them while others wait."""
-    path = folder / f"{WORD_VECTORS}-{key[:16]}.safetensors"
-    with file_lock(folder / f"{WORD_VECTORS}.lock", "waiting for the word vectors of another process"):
-        with suppress(DataError):  # missing or damaged
-            metadata, tensors = read_tensors(path, key)
-            if metadata is not None:
-                return tensors["vectors"]
-        vectors = compute()
-        write_tensors(path, {"vectors": vectors}, key)
-        return vectors
 
 
 def label_counts(labels: LabelSpace, examples: Examples) -> np.ndarray:

@@ -9,11 +9,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from multiprocessing import current_process
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from nosology.core import Note
-from nosology.core.parallel import cores, end_with_parent, parts
-from nosology.encoders.tokenizers import Encoding
+from nosology.core.parallel import batched, cores, end_with_parent, parts
+from nosology.encoders.tokenizers import Encoding, Tokenizer
 
 _MAX_WORKERS = 4  # each tokenizes 600 notes of 1,500 words in a second or more
 _PART = 64  # notes of a task
@@ -21,13 +21,6 @@ _BLOCKS_AHEAD = 2
 _FIRST = 256  # notes of the first block
 
 R = TypeVar("R")
-
-
-class TextTokenizer(Protocol):
-    """Splits a text into tokens with offsets."""
-
-    def tokenize(self, text: str) -> Encoding:
-        """The tokens of a text."""
 
 
 def tokenizing_processes() -> int:
@@ -39,13 +32,12 @@ def tokenized_blocks(
     notes: Iterable[Note], size: int, tokenize: Callable[[Note], R]
 ) -> Iterator[tuple[list[Note], Sequence[R]]]:
     """Blocks of at most `size` notes, each with what `tokenize` returns for its notes."""
-    notes = iter(notes)
-    while block := list(islice(notes, size)):
+    for block in batched(notes, size):
         yield block, [tokenize(note) for note in block]
 
 
 def tokenized_blocks_ahead(
-    notes: Iterable[Note], size: int, tokenizer: TextTokenizer, workers: int
+    notes: Iterable[Note], size: int, tokenizer: Tokenizer, workers: int
 ) -> Iterator[tuple[list[Note], Sequence[Encoding]]]:
     """The blocks of `tokenized_blocks` for a tokenizer; processes tokenize all blocks but the first, which is shorter.
 
@@ -61,8 +53,7 @@ def tokenized_blocks_ahead(
     # Unlike those of multiprocessing, the processes of loky do not run the script of the user again.
     pool = ProcessPoolExecutor(workers, initializer=_set_tokenizer, initargs=(tokenizer,))
     try:
-        rest = chain([following], notes)
-        blocks = iter(lambda: list(islice(rest, size)), [])
+        blocks = batched(chain([following], notes), size)
         tasks = ((block, pool.map(_tokenize, parts([note.text for note in block], _PART))) for block in blocks)
         submitted = deque(islice(tasks, _BLOCKS_AHEAD))
         yield first, [tokenizer.tokenize(note.text) for note in first]
@@ -74,10 +65,10 @@ def tokenized_blocks_ahead(
         pool.shutdown(wait=True, kill_workers=True)
 
 
-_tokenizer: list[TextTokenizer] = []  # of a process that tokenizes
+_tokenizer: list[Tokenizer] = []  # of a process that tokenizes
 
 
-def _set_tokenizer(tokenizer: TextTokenizer) -> None:
+def _set_tokenizer(tokenizer: Tokenizer) -> None:
     end_with_parent()
     _tokenizer[:] = [tokenizer]
 

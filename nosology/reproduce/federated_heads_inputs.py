@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ import numpy as np
 
 from nosology.config import load_recipe
 from nosology.core import SPLITS, Code
+from nosology.core.parallel import batched
 from nosology.corpora.corpus import Corpus
 from nosology.encoders.embedder_config import KNOWN_EMBEDDERS
 from nosology.federated.federation_settings import FederatedHeadsRecipe
@@ -212,8 +212,7 @@ def time_embedder(task: Task) -> dict[str, Any]:
     """Counts the tokens of all notes and times some of them one by one; in its own process."""
     embedder, corpus = _load(task), Corpus.open(task.corpora[0])
     texts = (note.text for note in corpus.notes())
-    batches = iter(lambda: list(islice(texts, _TOKENIZED)), [])
-    tokens = np.concatenate([embedder.count_tokens(batch) for batch in batches])
+    tokens = np.concatenate([embedder.count_tokens(batch) for batch in batched(texts, _TOKENIZED)])
     limit = embedder.settings.max_tokens
     typical, spread = sample_lengths(np.minimum(tokens, limit), task.options["timed_notes"])
     chosen = {*typical.tolist(), *spread.tolist()}

@@ -27,7 +27,7 @@ from nosology.corpora.group_splits import group_numbers, stratify, summarize_not
 from nosology.evaluation import Evaluation, brief, examine
 from nosology.evaluation.decision import Decision
 from nosology.models.compare import METRICS
-from nosology.models.hmhan.hmhan_decision import mask_versions, tune_on_held_out
+from nosology.models.hmhan.hmhan_decision import mask_by_date, tune_on_held_out
 from nosology.models.hmhan.hmhan_model import Hmhan
 from nosology.models.hmhan.hmhan_net import HmhanEnsemble, HmhanNet
 from nosology.models.hmhan.hmhan_settings import CombinationSettings, HmhanRecipe, SmoteSettings
@@ -179,7 +179,7 @@ class SplitScorer:
         """Logits (B, L) of the rows, the reports first, without codes that were not in use."""
         real = model.logits_of(self.dataset.reports, cached_states=self._states)
         synthetic = _synthetic_logits(self.trainer, model.net.nets[0], self.split.synthetic)
-        return mask_versions(model, np.concatenate([real, synthetic]), self.dataset)
+        return mask_by_date(model, np.concatenate([real, synthetic]), self.dataset)
 
 
 def _synthetic_logits(trainer: HmhanEnsembleTrainer, net: HmhanNet, synthetic: SyntheticRows) -> np.ndarray:

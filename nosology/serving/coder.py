@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +13,7 @@ from nosology.codes import describe, in_release, releases
 from nosology.codes.code_list import read_code_list
 from nosology.core import SYSTEMS, BundleError, Code, CodeError, ConfigError, EvidenceSpan, Note, Suggestion
 from nosology.core.model import BatchScoring, Model, OpenVocabulary
+from nosology.core.parallel import batched
 from nosology.models.bundle import Bundle, suggested_systems
 from nosology.serving.day_one_systems import for_systems
 
@@ -108,7 +108,7 @@ class Coder:
             for ranked, evidence in self.model.explained(notes, lambda row: self._choose(row, top)):
                 yield self._suggest(ranked, evidence)
             return
-        while batch := list(islice(notes, self._batch)):
+        for batch in batched(notes, self._batch):
             for note, row in zip(batch, self.model.probabilities(batch)):
                 ranked, columns = self._choose(row, top)
                 yield self._suggest(ranked, self.model.evidence(note, columns) if columns else [])

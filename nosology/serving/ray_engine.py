@@ -10,12 +10,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO, cast
 
 from nosology.core import ConfigError, Note
-from nosology.core.parallel import check_workers
+from nosology.core.parallel import batched, check_workers
 from nosology.models.bundle import is_day_one
 from nosology.serving.coder import Coder
 
@@ -160,7 +159,7 @@ def _map_blocks(
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.execution_options.preserve_order = True
-    while block := list(islice(rows, _BLOCK)):
+    for block in batched(rows, _BLOCK):
         tasks = max(min(len(block), 4 * workers), len(block) // _TASK)
         data = ray.data.from_items(block, override_num_blocks=tasks)
         results = data.map_batches(

@@ -24,7 +24,7 @@ from nosology.core import Code, Note
 from nosology.corpora.corpus import write_corpus
 from nosology.corpora.prepare import built_in_recipes, load_corpus_recipe
 from nosology.encoders.state_cache import EncoderStateCache
-from nosology.models.neural_trainer import _stored_vectors
+from nosology.models.word_tokenizer import _stored_vectors
 from nosology.training.curves import COLUMNS, TrainingCurves
 from nosology.workbench.database import open_database
 from tests.audit.test_support_model import _notes

@@ -16,7 +16,7 @@ from nosology.core.label_space import (
     note_versions,
     score_by_version,
 )
-from nosology.core.progress import Counter
+from nosology.core.progress import ProgressCounter
 
 A, B, C = Code("icd10cm", "A00"), Code("icd9cm", "428.0"), Code("icd10cm", "I10")
 
@@ -81,12 +81,12 @@ def test_date_versions_are_those_in_use_at_the_date_whatever_the_codes():
 
 @given(
     systems=st.lists(st.sampled_from(["icd10cm", "icd10pcs", "icd9cm"]), min_size=1, max_size=8),
-    by_note=st.lists(st.sampled_from([ICD9, ICD10, ICD9 | ICD10]), min_size=1, max_size=9),
+    versions=st.lists(st.sampled_from([ICD9, ICD10, ICD9 | ICD10]), min_size=1, max_size=9),
     size=st.integers(1, 4),
 )
-def test_score_by_version_scores_each_note_once_for_the_labels_of_its_version(systems, by_note, size):
+def test_score_by_version_scores_each_note_once_for_the_labels_of_its_version(systems, versions, size):
     labels = LabelSpace(Code(system, f"{number}") for number, system in enumerate(systems))
-    every = np.arange(1.0, len(by_note) * len(labels) + 1).reshape(len(by_note), -1)
+    every = np.arange(1.0, len(versions) * len(labels) + 1).reshape(len(versions), -1)
     scored = []
 
     def score(rows, columns):
@@ -94,14 +94,16 @@ def test_score_by_version_scores_each_note_once_for_the_labels_of_its_version(sy
         for start in range(0, len(rows), size):
             yield every[np.ix_(rows[start : start + size], columns)]
 
-    by_note, counter = np.array(by_note), Counter()
-    actual = score_by_version(np.zeros_like(every), by_note, label_versions(labels), score, counter)
-    assert np.array_equal(actual, mask_other_versions(every.copy(), by_note, label_versions(labels)))
-    assert sorted(scored) == np.flatnonzero([(label_versions(labels) & bits).any() for bits in by_note]).tolist()
-    assert counter.value() == len(by_note)
+    versions, counter = np.array(versions), ProgressCounter()
+    actual = score_by_version(np.zeros_like(every), versions, label_versions(labels), score, counter)
+    assert np.array_equal(actual, mask_other_versions(every.copy(), versions, label_versions(labels)))
+    assert sorted(scored) == np.flatnonzero([(label_versions(labels) & bits).any() for bits in versions]).tolist()
+    assert counter.value() == len(versions)
 
 
 def test_score_by_version_refuses_fewer_rows_than_it_asked_for():
     labels, versions = LabelSpace([NEW]), np.array([ICD10, ICD10])
     with pytest.raises(ValueError, match="score must yield 2 rows; got 1"):
-        score_by_version(np.zeros((2, 1)), versions, label_versions(labels), lambda *_: [np.ones((1, 1))], Counter())
+        score_by_version(
+            np.zeros((2, 1)), versions, label_versions(labels), lambda *_: [np.ones((1, 1))], ProgressCounter()
+        )

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from nosology.core import progress as progress_module
-from nosology.core.progress import Counter, activity, counting, progress
+from nosology.core.progress import ProgressCounter, activity, counting, progress
 
 
 class Stream:
@@ -68,7 +68,7 @@ def test_many_short_works_do_not_pass_in_silence(stream, monkeypatch):
 
 
 def test_counter_may_be_advanced_elsewhere(stream):
-    class Shared(Counter):
+    class Shared(ProgressCounter):
         def value(self):
             return 7
 

@@ -15,16 +15,18 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from nosology.config import load_recipe
 from nosology.core import Code, ConfigError, DataError, Note, OutputError
 from nosology.core.label_space import ICD9, ICD10, LabelSpace, label_versions, mask_other_versions
-from nosology.core.progress import Counter, counting
+from nosology.core.progress import ProgressCounter, counting
 from nosology.corpora.corpus import Corpus, write_corpus
 from nosology.encoders.tokenizers import TokenIds
 from nosology.evaluation.measure import measure
 from nosology.models import neural_trainer as neural
 from nosology.models import train as trainer
+from nosology.models import word_tokenizer
 from nosology.models.bundle import Bundle
 from nosology.models.neural_trainer import Targets
 from nosology.models.registry import load_class
 from nosology.models.train import train
+from nosology.models.word_tokenizer import build_word_tokenizer
 from nosology.training.examples import Examples
 from nosology.training.inference import default_device, trained_precision
 from nosology.training.recipe_settings import WordVectorSettings
@@ -157,7 +159,7 @@ def test_vocabulary_comes_from_train_notes_only(small_corpus, tmp_path):
     ]
     other = write_corpus(changed, tmp_path / "corpus", source={}, filters=[], counts={})
     results = [
-        neural.build_word_tokenizer(
+        build_word_tokenizer(
             recipe("caml"), LabelSpace(PHRASES), Examples([corpus], lambda note: note.split == "train")
         )
         for corpus in (small_corpus, other)
@@ -178,8 +180,10 @@ def test_bundle_says_how_the_word_vectors_were_trained(small_corpus, tmp_path):
 
 def test_word_vectors_of_several_workers_are_stored_until_the_run_ends(small_corpus, tmp_path, monkeypatch):
     some = recipe("caml", "training.epochs=1", "vectors.epochs=2", "vectors.workers=2")
-    trained, real = [], neural.train_word_vectors
-    monkeypatch.setattr(neural, "train_word_vectors", lambda *a, **b: trained.append(real(*a, **b)) or trained[-1])
+    trained, real = [], word_tokenizer.train_word_vectors
+    monkeypatch.setattr(
+        word_tokenizer, "train_word_vectors", lambda *a, **b: trained.append(real(*a, **b)) or trained[-1]
+    )
 
     def stop(*_):
         raise KeyboardInterrupt
@@ -190,13 +194,13 @@ def test_word_vectors_of_several_workers_are_stored_until_the_run_ends(small_cor
             train(some, [small_corpus], tmp_path / "bundle")
     [stored] = run_folder(tmp_path / "bundle").glob("word_vectors-*")
     examples = Examples([small_corpus], lambda note: note.split == "train")
-    again = neural.build_word_tokenizer(some, LabelSpace(PHRASES), examples, folder=stored.parent)[1]
+    again = build_word_tokenizer(some, LabelSpace(PHRASES), examples, folder=stored.parent)[1]
     np.testing.assert_array_equal(again, trained[0])
     train(some, [small_corpus], tmp_path / "bundle")
     assert len(trained) == 1 and not run_folder(tmp_path / "bundle").exists()
     stored.parent.mkdir()
     (stored.parent / stored.name).write_bytes(b"damaged")
-    neural.build_word_tokenizer(some, LabelSpace(PHRASES), examples, folder=stored.parent)
+    build_word_tokenizer(some, LabelSpace(PHRASES), examples, folder=stored.parent)
     assert len(trained) == 2
 
 
@@ -219,7 +223,7 @@ def test_vectors_are_also_trained_on_the_train_notes_of_other_corpora(small_corp
     settings = [f"vectors.corpora=['{other.folder}']", "vectors.cleaning=benchmark"]
     examples = Examples([small_corpus], lambda note: note.split == "train")
     alone, both = (
-        neural.build_word_tokenizer(recipe("caml", *more), LabelSpace(PHRASES), examples) for more in ([], settings)
+        build_word_tokenizer(recipe("caml", *more), LabelSpace(PHRASES), examples) for more in ([], settings)
     )
     assert set(both[0].vocabulary.words) - set(alone[0].vocabulary.words) == {"zebrafish", "walked", "miles"}
     assert both[0].benchmark and not alone[0].benchmark
@@ -307,7 +311,7 @@ def test_saved_model_is_the_tuned_model(larger, tmp_path, monkeypatch):
     )
     dev = Examples([larger], lambda note: note.split == "dev")
     tuned = neural.TokenizedNotes.of(dev, recipe("dual_laat").labels, results.model.tokenizer, results.model.labels)
-    logits = neural.version_logits(loaded.model, tuned, Counter())
+    logits = neural.version_logits(loaded.model, tuned, ProgressCounter())
     assert results.model.calibration == pytest.approx(loaded.model.calibrated(logits, tuned.gold).calibration)
 
 

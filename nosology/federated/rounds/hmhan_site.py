@@ -35,7 +35,7 @@ from nosology.federated.rounds.federation_setup import Arrays, SiteMetadata, emb
 from nosology.federated.rounds.learner import LabelRows
 from nosology.federated.rounds.personal_layers import mark, marked
 from nosology.models.hmhan.encoder_states import encoder_fingerprint
-from nosology.models.hmhan.hmhan_decision import mask_versions
+from nosology.models.hmhan.hmhan_decision import mask_by_date
 from nosology.models.hmhan.hmhan_model import Hmhan
 from nosology.models.hmhan.hmhan_net import HmhanEnsemble, HmhanNet
 from nosology.models.hmhan.hmhan_trainer import HmhanEnsembleTrainer
@@ -235,7 +235,7 @@ class HmhanSite:
         """The counts of a split; with a threshold (of probabilities) also hits."""
         model = self._model(recipe, weights)
         reports, states = self._reports(split)
-        logits = mask_versions(model, model.logits_of(reports.reports, cached_states=states), reports)
+        logits = mask_by_date(model, model.logits_of(reports.reports, cached_states=states), reports)
         scores = np.where(logits > EXCLUDED_LOGIT, (calibration or PlattScaling())(logits), np.float32(0))
         return SiteCounts.of(model.labels, logits, scores, reports.codes, self.label_mask, threshold)
 

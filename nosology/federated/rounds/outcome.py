@@ -17,7 +17,7 @@ from nosology.federated.rounds.federation_setup import HISTORY, PLOT, Federation
 from nosology.federated.rounds.learner import learner_of
 from nosology.federated.rounds.robust_updates import format_shares
 from nosology.models.bundle import Bundle
-from nosology.models.neural import Calibrated
+from nosology.models.neural import CalibratedNet
 from nosology.models.train import provenance
 from nosology.training.calibration import PlattScaling
 from nosology.training.recipe_settings import LabelSettings
@@ -85,7 +85,7 @@ def build_bundle(
 
 def calibration(bundle: Bundle) -> PlattScaling:
     """The calibration of the logits of the sites; the identity if their logits are calibrated already."""
-    if not isinstance(bundle.model, Calibrated):
+    if not isinstance(bundle.model, CalibratedNet):
         return PlattScaling()
     assert isinstance(bundle.model.calibration, PlattScaling)
     return bundle.model.calibration

@@ -19,8 +19,9 @@ from nosology.encoders.tokenizers import WordTokenizer
 from nosology.models.dual_laat.candidate_retriever import CandidateRetriever
 from nosology.models.dual_laat.dual_laat_model import DualLaat, DualLaatNet
 from nosology.models.dual_laat.dual_laat_settings import DualLaatRecipe
-from nosology.models.neural_trainer import NeuralTrainer, Targets, build_word_tokenizer, label_counts
+from nosology.models.neural_trainer import NeuralTrainer, Targets, label_counts
 from nosology.models.train import TrainedCoder
+from nosology.models.word_tokenizer import build_word_tokenizer
 from nosology.text.tokens import words_of
 from nosology.training.examples import Examples
 

@@ -21,7 +21,7 @@ from nosology.models.evidence_spans import occlusion
 from nosology.models.heads.feature_statistics import Scaler
 from nosology.models.heads.heads_net import HeadNet
 from nosology.models.heads.heads_settings import HeadShape
-from nosology.models.neural import Calibrated
+from nosology.models.neural import CalibratedNet
 from nosology.training.calibration import EXCLUDED_LOGIT, PlattScaling, Scaling
 from nosology.training.inference import default_device, evaluating
 
@@ -29,7 +29,7 @@ _ROWS = 4096  # notes per forward pass
 
 
 @dataclass
-class Heads(Calibrated):
+class Heads(CalibratedNet):
     """P(code | note) = calibration(head(scaler(embedder(note))))."""
 
     labels: LabelSpace

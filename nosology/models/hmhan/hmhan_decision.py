@@ -34,7 +34,7 @@ def tune_on_held_out(
     logits: (B, L) of held-out reports. train_gold: (N, L) of the train reports. in_train: the held-out reports are
     among the train reports; the prior then must not count the gold set of the report itself.
     """
-    logits = mask_versions(model, logits, held_out)
+    logits = mask_by_date(model, logits, held_out)
     model = replace(model, calibration=fit_scaling(recipe, logits, held_out), combinations=None)
     probabilities = model.to_probabilities(logits)
     if recipe.combinations.prior == "auto":
@@ -61,7 +61,7 @@ def code_shares(gold: sparse.csr_matrix) -> np.ndarray:
     return np.asarray(gold.mean(0), dtype=np.float32).ravel()
 
 
-def mask_versions(model: Hmhan, logits: np.ndarray, reports: ReportDataset) -> np.ndarray:
+def mask_by_date(model: Hmhan, logits: np.ndarray, reports: ReportDataset) -> np.ndarray:
     """The logits (B, L) with `EXCLUDED_LOGIT` for codes that were not in use at the date of the report."""
     return mask_other_versions(logits.copy(), reports.date_versions, label_versions(model.labels), EXCLUDED_LOGIT)
 

@@ -74,18 +74,22 @@ class Hmhan(NeuralModel):
         """Whether a report has a word that the model knows."""
         return len(encoding) > 0
 
-    def probability_blocks(self, notes: Iterable[Note], columns: Sequence[int] | None = None) -> Iterator[np.ndarray]:
-        """Probabilities (b, L) of one block of notes after the other, in order; columns: of these labels only.
+    def probabilities(self, notes: Sequence[Note]) -> np.ndarray:
+        """Probabilities (B, L); without a known word the shares of train reports, without any text zeros."""
+        return self.probabilities_of(notes, self.token_ids(notes))
+
+    def probability_blocks(self, notes: Iterable[Note], labels: Sequence[int] | None = None) -> Iterator[np.ndarray]:
+        """Probabilities (b, L) of one block of notes after the other, in order; labels: only these.
 
         All labels are scored: calibration and the prior over code sets need them.
         """
         for block, encodings in self.blocks(notes):
             probabilities = self.probabilities_of(block, encodings)
-            yield probabilities if columns is None else probabilities[:, columns]
+            yield probabilities if labels is None else probabilities[:, labels]
 
     def probabilities_of(self, notes: Sequence[Note], encodings: Sequence[TokenIds]) -> np.ndarray:
-        """Probabilities (B, L) of notes; without a known word the shares of train reports, without any text zeros."""
-        probabilities = super().probabilities_of(notes, encodings)
+        """The probabilities (B, L) of notes; encodings: the tokenized notes."""
+        probabilities = self.to_probabilities(self.logits_of(encodings))
         if self.train_shares is not None:
             unknown = [
                 bool(note.text.strip()) and not self.knows_words(encoding) for note, encoding in zip(notes, encodings)
@@ -127,21 +131,21 @@ class Hmhan(NeuralModel):
     def logits_of(
         self,
         encodings: Sequence[TokenIds],
-        columns: Sequence[int] | None = None,
+        labels: Sequence[int] | None = None,
         cached_states: CachedStates | None = None,
         offset: np.ndarray | None = None,
     ) -> np.ndarray:
-        """Logits (B, L), float32, in the order of the reports; columns: of these labels only.
+        """Logits (B, L), float32, in the order of the reports; labels: only these.
 
         cached_states: states of the reports; the frozen encoder then does not run. offset: (B, all labels) logits of
         another model, to which the net adds.
         """
-        logits = np.full((len(encodings), len(self.labels if columns is None else columns)), EXCLUDED_LOGIT, np.float32)
-        labels = None if columns is None else torch.tensor(columns, dtype=torch.int64)
+        logits = np.full((len(encodings), len(self.labels if labels is None else labels)), EXCLUDED_LOGIT, np.float32)
+        selected = None if labels is None else torch.tensor(labels, dtype=torch.int64)
         lengths = np.array([len(encoding.ids) for encoding in encodings], dtype=np.int64)
         with self.inference():
             for rows in by_length(lengths, *report_batch_limits(self.device)):
-                batch = collate_reports([encodings[row] for row in rows], labels=labels)
+                batch = collate_reports([encodings[row] for row in rows], labels=selected)
                 if cached_states is not None:
                     states = cached_states.padded_batch(rows.tolist(), batch.tokens.shape[1])
                     batch = replace(batch, states=states)

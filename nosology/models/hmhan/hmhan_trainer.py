@@ -28,7 +28,7 @@ from nosology.encoders.transformer import WindowedTransformer, load_pretrained
 from nosology.evaluation import brief
 from nosology.models.hmhan.code_groups import CodeCombinations
 from nosology.models.hmhan.encoder_states import encode_texts, state_cache_key
-from nosology.models.hmhan.hmhan_decision import code_shares, mask_versions, tune_on_held_out
+from nosology.models.hmhan.hmhan_decision import code_shares, mask_by_date, tune_on_held_out
 from nosology.models.hmhan.hmhan_model import Hmhan
 from nosology.models.hmhan.hmhan_net import HmhanEnsemble, HmhanNet
 from nosology.models.hmhan.hmhan_settings import HmhanRecipe
@@ -49,7 +49,7 @@ from nosology.training.run_folder import REFIT, STATES, run_fingerprint
 from nosology.training.trainer import ParameterGroup, TrainingResult, TrainingRun, fit, launch_fabric
 
 RecipeT = TypeVar("RecipeT", bound=HmhanRecipe)
-Validate = Callable[[Hmhan], dict[str, float]]  # metrics of a model on held-out reports
+ValidateModel = Callable[[Hmhan], dict[str, float]]  # metrics of a model on held-out reports
 
 
 @dataclass
@@ -98,7 +98,7 @@ class HmhanEnsembleTrainer:
         shared = labels, counts, tokenizer, HmhanEnsemble([]), recipe.model
         return Hmhan(*shared, precision=precision, columns=columns)
 
-    def mix(self, logits: np.ndarray, offsets: np.ndarray | None, held_out: ReportDataset) -> np.ndarray:
+    def mix_logits(self, logits: np.ndarray, offsets: np.ndarray | None, held_out: ReportDataset) -> np.ndarray:
         """The logits (B, L) of the nets and of the offsets together, for held-out reports with these offsets."""
         return logits
 
@@ -194,7 +194,7 @@ class HmhanEnsembleTrainer:
         number: int,
         rows: np.ndarray,
         folder: Path,
-        validate: Validate | None = None,
+        validate: ValidateModel | None = None,
         *,
         stop_epoch: int = 0,
         batches: ReportBatchBuilder | None = None,
@@ -271,7 +271,7 @@ class HmhanTrainer(CoderTrainer[RecipeT], Generic[RecipeT]):
         model = trainer.model
         model.net = HmhanEnsemble([net for net, _ in trained])
         logits = model.logits_of(dev.reports, cached_states=states)
-        logits = trainer.mix(logits, trainer.held_out_offsets(dev), dev)
+        logits = trainer.mix_logits(logits, trainer.held_out_offsets(dev), dev)
         model, decision = tune_on_held_out(recipe, model, logits, dev, trainer.train.gold)
         report = _report(trainer, [result for _, result in trained], dev)
         if refit:
@@ -319,7 +319,7 @@ def train_cross_fitted(trainer: HmhanEnsembleTrainer) -> TrainedCoder:
         nets.append(net)
         results.append(result)
     model.net = HmhanEnsemble(nets)
-    logits = trainer.mix(logits, offsets, train)
+    logits = trainer.mix_logits(logits, offsets, train)
     model, decision = tune_on_held_out(recipe, model, logits, train, train.gold, in_train=True)
     tuned_on = f"all notes, each scored by the one of {len(nets)} nets that was not trained on it"
     report = _report(trainer, results, train) | {"tuned_on": tuned_on, "n_dev": len(train)}
@@ -328,7 +328,7 @@ def train_cross_fitted(trainer: HmhanEnsembleTrainer) -> TrainedCoder:
 
 def dev_metrics(model: Hmhan, dev: ReportDataset, cached_states: CachedStates | None = None) -> dict[str, float]:
     """Micro F1 at its best threshold and mean average precision on dev reports; cached_states: of these reports."""
-    logits = mask_versions(model, model.logits_of(dev.reports, cached_states=cached_states), dev)
+    logits = mask_by_date(model, model.logits_of(dev.reports, cached_states=cached_states), dev)
     return brief(model.labels, dev.codes, model.to_probabilities(logits))
 
 

@@ -13,8 +13,9 @@ from nosology.encoders.tokenizers import WordTokenizer
 from nosology.encoders.transformer import load_pretrained
 from nosology.models.laat.laat_model import Caml, Laat, PlmIcd, PlmIcdNet, WordEncoderNet
 from nosology.models.laat.laat_settings import CamlRecipe, LaatRecipe, PlmIcdRecipe
-from nosology.models.neural_trainer import NeuralTrainer, Targets, build_word_tokenizer, label_counts, label_rates
+from nosology.models.neural_trainer import NeuralTrainer, Targets, label_counts, label_rates
 from nosology.models.train import Fit
+from nosology.models.word_tokenizer import build_word_tokenizer
 from nosology.training.examples import Examples
 from nosology.training.inference import default_device
 

@@ -27,7 +27,7 @@ from nosology.encoders.append_only_store import check_cache_folder
 from nosology.encoders.cached_words import EncodedWords
 from nosology.encoders.tokenizers import SPECIALS, Vocabulary, WordTokenizer
 from nosology.encoders.word_encoders import AwdLstm
-from nosology.models.neural_trainer import Targets, TokenizedNotes, fit_labels, fit_on_dev
+from nosology.models.neural_trainer import Targets, TokenizedNotes, fit_net, score_dev
 from nosology.models.plant.language_model import LanguageModel, StreamPlan, TextStreams
 from nosology.models.plant.plant_model import Plant, PlantNet, PlantNets, direction_name, directions
 from nosology.models.plant.plant_settings import LanguageSettings, PlantRecipe, PlantSettings, RateSettings
@@ -301,7 +301,7 @@ class PlantTrainer(CalibratedTrainer[PlantRecipe, Plant]):
     def fit(self, train_notes: Examples, dev_notes: Examples) -> Fit[Plant]:
         """A model trained on train notes; the best epoch of each direction is chosen on dev notes."""
         model, results, dev = self._classifiers(train_notes, dev_notes)
-        return fit_on_dev(model, dev, {name: asdict(result) for name, result in results.items()}, results)
+        return score_dev(model, dev, {name: asdict(result) for name, result in results.items()}, results)
 
     def refit(self, notes: Examples, fitted: Fit[Plant]) -> Plant:
         """A model trained on all notes, each direction for as many epochs as were best."""
@@ -340,7 +340,7 @@ def _train_classifiers(
     model.precision = trained_precision(recipe.training.precision, default_device())
     for number, backward in enumerate(directions(recipe.model)):
         name, net = direction_name(backward), pipeline.net(backward)
-        results[name] = fit_labels(
+        results[name] = fit_net(
             recipe.stop_after(before[name].best_epoch) if name in before else recipe,
             replace(model, net=PlantNets([net])),
             Targets.of(pipeline.labels),

@@ -50,20 +50,20 @@ class Reports(Hmhan):
     def logits_of(
         self,
         encodings: Sequence[TokenIds],
-        columns: Sequence[int] | None = None,
+        labels: Sequence[int] | None = None,
         cached_states: CachedStates | None = None,
         offset: np.ndarray | None = None,
     ) -> np.ndarray:
-        """Logits (B, L), float32, in the order of the reports; columns: of these labels only.
+        """Logits (B, L), float32, in the order of the reports; labels: only these.
 
         cached_states: as in `Hmhan.logits_of`. offset: (B, all labels), in place of the logits of the SVMs.
         """
-        words = self.svms.logits(encodings) if offset is None else offset
-        chosen = words if columns is None else words[:, list(columns)]
+        svm_logits = self.svms.logits(encodings) if offset is None else offset
+        chosen = svm_logits if labels is None else svm_logits[:, list(labels)]
         if not self.net_weight:  # the nets need not be run
             has_tokens = np.array([len(encoding.ids) > 0 for encoding in encodings], dtype=bool)
             return np.where(has_tokens[:, None], chosen, np.float32(EXCLUDED_LOGIT))
-        return mixed_logits(super().logits_of(encodings, columns, cached_states, words), chosen, self.net_weight)
+        return mixed_logits(super().logits_of(encodings, labels, cached_states, svm_logits), chosen, self.net_weight)
 
     @property
     def has_net_weight(self) -> bool:
@@ -101,6 +101,6 @@ class Reports(Hmhan):
             self.net_weight = float(tensors[_OLD_NET_WEIGHT])
 
 
-def mixed_logits(logits: np.ndarray, words: np.ndarray, net_weight: float) -> np.ndarray:
-    """words + net_weight x (logits - words) (B, L); logits: of nets that add to the SVM logits `words`."""
-    return np.where(logits > EXCLUDED_LOGIT, words + np.float32(net_weight) * (logits - words), logits)
+def mixed_logits(logits: np.ndarray, svm_logits: np.ndarray, net_weight: float) -> np.ndarray:
+    """svm_logits + net_weight x (logits - svm_logits) (B, L); logits: of nets that add to the SVM logits."""
+    return np.where(logits > EXCLUDED_LOGIT, svm_logits + np.float32(net_weight) * (logits - svm_logits), logits)

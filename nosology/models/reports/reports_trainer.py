@@ -12,7 +12,7 @@ from nosology.core import Note
 from nosology.core.label_space import LabelSpace
 from nosology.core.progress import progress
 from nosology.encoders.tokenizers import ReportTokenizer
-from nosology.models.hmhan.hmhan_decision import mask_versions
+from nosology.models.hmhan.hmhan_decision import mask_by_date
 from nosology.models.hmhan.hmhan_net import HmhanEnsemble
 from nosology.models.hmhan.hmhan_settings import HmhanRecipe
 from nosology.models.hmhan.hmhan_trainer import HmhanEnsembleTrainer, HmhanTrainer
@@ -70,12 +70,12 @@ class ReportsEnsembleTrainer(HmhanEnsembleTrainer):
         """The SVM logits (B, L) of reports that are not in `train`."""
         return self.model.svms.logits(dataset.reports)
 
-    def mix(self, logits: np.ndarray, offsets: np.ndarray | None, held_out: ReportDataset) -> np.ndarray:
+    def mix_logits(self, logits: np.ndarray, offsets: np.ndarray | None, held_out: ReportDataset) -> np.ndarray:
         """The logits (B, L) with the best net weight for held-out reports; the model gets this weight."""
         assert offsets is not None
 
         def losses(net_weight: float) -> np.ndarray:
-            mixed = mask_versions(self.model, mixed_logits(logits, offsets, net_weight), held_out)
+            mixed = mask_by_date(self.model, mixed_logits(logits, offsets, net_weight), held_out)
             return cross_entropies(PlattScaling.fit(mixed, held_out.gold), mixed, held_out.gold)
 
         self.model.net_weight = choose_net_weight({weight: losses(weight) for weight in _NET_WEIGHTS})

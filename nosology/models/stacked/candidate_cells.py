@@ -28,7 +28,7 @@ class CandidateCells:
     features: np.ndarray  # (N, F) float32
 
 
-class PartScores:
+class PartScorer:
     """The parts of a stacked coder, their joint label space, and the cells of notes."""
 
     def __init__(self, parts: Sequence[Bundle], candidates: int):
@@ -53,21 +53,21 @@ class PartScores:
         number = {name: position for position, name in enumerate(dict.fromkeys(names))}
         return np.array([number[name] for name in names], dtype=np.int64)
 
-    def scores(self, notes: Sequence[Note]) -> list[np.ndarray]:
+    def probabilities(self, notes: Sequence[Note]) -> list[np.ndarray]:
         """The probabilities (B, L_i) of each part."""
         return [part.model.probabilities(notes) for part in self.parts]
 
-    def cells(self, scores: Sequence[np.ndarray]) -> CandidateCells:
-        """The cells of B notes: the codes with the highest probabilities of each part, where these are above 0."""
-        tops = [_top(block, self.candidates) for block in scores]
+    def cells(self, probabilities: Sequence[np.ndarray]) -> CandidateCells:
+        """The cells of B notes with these probabilities (B, L_i): the highest of each part, where they are above 0."""
+        tops = [_top(block, self.candidates) for block in probabilities]
         keys = []
-        for block, top, label_of in zip(scores, tops, self.label_of):
+        for block, top, label_of in zip(probabilities, tops, self.label_of):
             positive = np.take_along_axis(block, top, 1) > 0
             row = np.broadcast_to(np.arange(len(block))[:, None], top.shape)
             keys.append((row * len(self.labels) + label_of[top])[positive])
         rows, labels = np.divmod(np.unique(np.concatenate(keys)), len(self.labels))
         values, ranks, known = [], [], []
-        for block, top, column_of in zip(scores, tops, self.column_of):
+        for block, top, column_of in zip(probabilities, tops, self.column_of):
             column = column_of[labels]
             value = np.where(column >= 0, block[rows, column], 0) if block.shape[1] else np.zeros(len(rows))
             higher = np.take_along_axis(block, top, 1)[rows] > value[:, None]

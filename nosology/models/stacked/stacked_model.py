@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save
 from nosology.core import EvidenceSpan, Note
 from nosology.core.label_space import LabelSpace
 from nosology.models.bundle import Bundle
-from nosology.models.stacked.candidate_cells import PartScores
+from nosology.models.stacked.candidate_cells import PartScorer
 from nosology.models.stacked.stacker import Stacker
 
 BATCH = 256  # notes whose scores of all parts are in memory together; the lexicon codes so many on all cores
@@ -32,19 +32,19 @@ class Stacked:
     kind = "stacked"
 
     @cached_property
-    def scores(self) -> PartScores:
+    def scorer(self) -> PartScorer:
         """The parts with their joint label space."""
-        return PartScores(list(self.parts.values()), self.candidates)
+        return PartScorer(list(self.parts.values()), self.candidates)
 
     @property
     def labels(self) -> LabelSpace:
         """The codes that some part knows, sorted."""
-        return self.scores.labels
+        return self.scorer.labels
 
     @property
     def train_counts(self) -> np.ndarray:
         """The number of training notes of each label (L,)."""
-        return self.scores.train_counts
+        return self.scorer.train_counts
 
     @cached_property
     def within_versions(self) -> bool:
@@ -60,11 +60,11 @@ class Stacked:
 
     def _fill(self, probabilities: np.ndarray, notes: Sequence[Note]) -> None:
         """Writes the probabilities (b, L) of some notes."""
-        scores = self.scores.scores(notes)
-        cells = self.scores.cells(scores)
+        of_parts = self.scorer.probabilities(notes)
+        cells = self.scorer.cells(of_parts)
         stacked = self.stacker.probabilities(cells.features)
-        for block, label_of in zip(scores, self.scores.label_of):
-            probabilities[:, label_of] += block / len(scores)
+        for block, label_of in zip(of_parts, self.scorer.label_of):
+            probabilities[:, label_of] += block / len(of_parts)
         lowest = np.ones(len(notes), dtype=np.float32)
         np.minimum.at(lowest, cells.rows, stacked)
         np.minimum(probabilities, lowest[:, None], out=probabilities)
@@ -76,8 +76,8 @@ class Stacked:
         if not len(labels):
             return spans
         chosen = np.asarray(labels)
-        columns = np.stack([column_of[chosen] for column_of in self.scores.column_of])  # (P, labels)
-        scores = [block[0] for block in self.scores.scores([note])]
+        columns = np.stack([column_of[chosen] for column_of in self.scorer.column_of])  # (P, labels)
+        scores = [block[0] for block in self.scorer.probabilities([note])]
         values = np.stack([np.where(at >= 0, row[at], -1) for row, at in zip(scores, columns)])
         for order in np.argsort(-values, axis=0, kind="stable"):
             for number, part in enumerate(self.parts.values()):

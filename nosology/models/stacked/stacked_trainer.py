@@ -9,10 +9,9 @@ without it. The threshold is tuned on probabilities of stackers that were fitted
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,14 @@ import numpy as np
 from nosology.core import BundleError, Code, DataError, Note
 from nosology.core.files import json_sha256
 from nosology.core.label_space import LabelSpace, label_versions, note_versions
+from nosology.core.parallel import batched
 from nosology.core.progress import activity, print_progress, progress
 from nosology.corpora.corpus import WORDS
 from nosology.corpora.group_splits import group_folds, group_names, sample_groups
 from nosology.evaluation.decision import Decision
 from nosology.models.bundle import Bundle
 from nosology.models.registry import load_class
-from nosology.models.stacked.candidate_cells import PartScores
+from nosology.models.stacked.candidate_cells import PartScorer
 from nosology.models.stacked.stacked_model import BATCH, Stacked
 from nosology.models.stacked.stacked_settings import StackedRecipe
 from nosology.models.stacked.stacker import Stacker
@@ -78,7 +78,7 @@ class StackedTrainer(CoderTrainer[StackedRecipe]):
     """Trains the parts one after the other, and a stacker on held-out notes."""
 
     def train(self, train_notes: Examples, dev_notes: Examples, refit: bool) -> TrainedCoder:
-        """The stacked coder; refit: its parts are trained on dev notes, too."""
+        """The stacked coder; refit: its parts are also trained on the dev notes that did not tune them."""
         if len(dev_notes) >= self.recipe.stacking.min_notes:
             parts, cells = self._hold_out(train_notes, dev_notes, refit)
             stacked_on = "dev notes on which no part was tuned"
@@ -141,18 +141,18 @@ class StackedTrainer(CoderTrainer[StackedRecipe]):
 
     def _cells(self, parts: Parts, examples: Examples, group: Callable[[Note], str]) -> HeldOutCells:
         """The cells of notes; codes of other ICD versions than those of a note are unknown and have no cell."""
-        scores = PartScores(list(parts.values()), self.recipe.stacking.candidates)
-        versions, by_label = note_versions(examples.codes), label_versions(scores.labels)
+        scorer = PartScorer(list(parts.values()), self.recipe.stacking.candidates)
+        versions, versions_of_labels = note_versions(examples.codes), label_versions(scorer.labels)
         pieces, groups, start = [], [], 0
-        for notes in _batches(progress(examples.notes(), "scoring held-out notes", total=len(examples))):
-            cells = scores.cells(scores.scores(notes))
+        for notes in batched(progress(examples.notes(), "scoring held-out notes", total=len(examples)), BATCH):
+            cells = scorer.cells(scorer.probabilities(notes))
             rows = cells.rows + start
-            counted = (versions[rows] & by_label[cells.labels]) > 0
+            counted = (versions[rows] & versions_of_labels[cells.labels]) > 0
             pieces.append((cells.features[counted], rows[counted], cells.labels[counted]))
             groups += [group(note) for note in notes]
             start += len(notes)
         features, rows, labels = (np.concatenate(arrays) for arrays in zip(*pieces))
-        codes = [scores.labels.codes[label] for label in labels.tolist()]
+        codes = [scorer.labels.codes[label] for label in labels.tolist()]
         return HeldOutCells(features, rows, codes, codes_in_systems(self.recipe.labels, examples.codes), groups)
 
     def _decision(self, cells: HeldOutCells, target: np.ndarray) -> Decision:
@@ -228,8 +228,3 @@ def _split(examples: Examples, group: Callable[[Note], str], chosen: set[str]) -
         Examples(examples.corpora, lambda note: examples.keep(note) and group(note) in chosen),
         Examples(examples.corpora, lambda note: examples.keep(note) and group(note) not in chosen),
     )
-
-
-def _batches(notes: Iterator[Note]) -> Iterator[list[Note]]:
-    while batch := list(islice(notes, BATCH)):
-        yield batch

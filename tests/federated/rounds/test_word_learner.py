@@ -21,7 +21,7 @@ from nosology.federated.rounds.simulation import simulated_sites, simulation_gri
 from nosology.federated.rounds.vectorized import VectorizedFederation
 from nosology.federated.rounds.word_site import WordSite
 from nosology.models.bundle import Bundle
-from nosology.models.neural_trainer import fit_labels
+from nosology.models.neural_trainer import fit_net
 from nosology.models.registry import load_class
 from nosology.training.examples import Examples
 from tests.conftest import PHRASES, small_notes
@@ -90,7 +90,7 @@ def central(settings, corpus: Corpus, folder) -> dict[str, np.ndarray]:
     """The weights of `nosology train` after the last epoch, with random word vectors."""
     trainer = load_class(settings.kind, "trainer")(settings, folder)
     model, targets, notes = trainer._build(Examples([corpus], lambda note: note.split == "train"))
-    fit_labels(settings, model, targets, notes, None, folder, "test")
+    fit_net(settings, model, targets, notes, None, folder, "test")
     return {name: value.numpy() for name, value in model.net.state_dict().items()}
 
 

@@ -22,7 +22,7 @@ from nosology.explanation.explanation_report import explain_note
 from nosology.models.bundle import Bundle
 from nosology.models.hmhan import hmhan_trainer as hmhan
 from nosology.models.hmhan.code_groups import CodeCombinations
-from nosology.models.hmhan.hmhan_decision import mask_versions
+from nosology.models.hmhan.hmhan_decision import mask_by_date
 from nosology.models.hmhan.hmhan_net import HmhanEnsemble
 from nosology.models.hmhan.hmhan_trainer import HmhanEnsembleTrainer
 from nosology.models.hmhan.report_batches import ReportBatchBuilder, ReportDataset, assign_folds
@@ -355,7 +355,7 @@ def test_codes_of_another_version_are_unknown_within_versions_and_absent_otherwi
     net = trainer.build_net(np.arange(6), 0)
     batch = ReportBatchBuilder(trainer.train, np.arange(6), None, None).build(np.array([0, 2]), None)
     known = trainer.train.known_counts(trainer.train.versions)
-    masked = mask_versions(trainer.model, np.ones((6, 2)), trainer.train)
+    masked = mask_by_date(trainer.model, np.ones((6, 2)), trainer.train)
     if within:
         assert batch.targets.shape == (2, 1) and known.tolist() == [3, 3] and net.class_weights.tolist() == [1, 1]
         assert masked[0].tolist() == [1, EXCLUDED_LOGIT] or masked[0].tolist() == [EXCLUDED_LOGIT, 1]

@@ -15,7 +15,7 @@ from nosology.corpora.corpus import write_corpus
 from nosology.encoders.word_encoders import AwdLstm
 from nosology.evaluation.measure import measure
 from nosology.models.bundle import Bundle
-from nosology.models.neural_trainer import Targets, fit_labels
+from nosology.models.neural_trainer import Targets, fit_net
 from nosology.models.plant.cached_note_states import CachedNoteStates
 from nosology.models.plant.plant_model import Plant, PlantNets
 from nosology.models.plant.plant_settings import RateSettings
@@ -253,7 +253,7 @@ def test_frozen_encoder_reads_each_note_once(examples, tmp_path, monkeypatch):
         targets = Targets.of(pipeline.labels)
         monkeypatch.setattr(CachedNoteStates, "states", _counting(reads, CachedNoteStates.states))
         reads.append(0)
-        fit_labels(
+        fit_net(
             recipe,
             model,
             targets,

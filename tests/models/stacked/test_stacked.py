@@ -12,7 +12,7 @@ from nosology.corpora.corpus import write_corpus
 from nosology.evaluation import examine
 from nosology.models.bundle import Bundle
 from nosology.models.linear.linear_trainer import LinearTrainer
-from nosology.models.stacked.candidate_cells import PartScores
+from nosology.models.stacked.candidate_cells import PartScorer
 from nosology.models.stacked.stacked_model import Stacked
 from nosology.models.stacked.stacked_trainer import StackedTrainer, _input_files
 from nosology.models.train import train
@@ -97,13 +97,13 @@ def test_a_part_accepts_codes_by_its_own_thresholds(stacked, small_corpus):
     model = Bundle.load(stacked).model
     code = model.parts["diagnoses"].model.labels.codes[0]
     decision = replace(model.parts["diagnoses"].decision, threshold=0.9, by_code={code: 0.0})
-    scores = PartScores([replace(model.parts["diagnoses"], decision=decision), model.parts["others"]], 3)
-    [known, unknown] = scores.thresholds[scores.labels.column(code)]
-    assert (known, unknown) == (0.0, 0.0) and (scores.thresholds[scores.label_of[0][1:], 0] == 0.9).all()
+    scorer = PartScorer([replace(model.parts["diagnoses"], decision=decision), model.parts["others"]], 3)
+    [known, unknown] = scorer.thresholds[scorer.labels.column(code)]
+    assert (known, unknown) == (0.0, 0.0) and (scorer.thresholds[scorer.label_of[0][1:], 0] == 0.9).all()
     notes = list(small_corpus.notes("test"))
-    cells = scores.cells(scores.scores(notes))
-    accepting = cells.features[:, 3 * len(scores.parts) + 1]
-    assert (accepting[cells.labels == scores.labels.column(code)] == 1).all(), "of the part that knows it only"
+    cells = scorer.cells(scorer.probabilities(notes))
+    accepting = cells.features[:, 3 * len(scorer.parts) + 1]
+    assert (accepting[cells.labels == scorer.labels.column(code)] == 1).all(), "of the part that knows it only"
 
 
 def test_training_twice_gives_the_same_coder(stacked, halves, small_corpus, tmp_path):
@@ -226,7 +226,7 @@ def test_codes_that_no_part_ranks_high_are_below_the_candidates(stacked, small_c
     bundle = Bundle.load(stacked)
     one = bundle.model.__class__(bundle.model.parts, bundle.model.stacker, candidates=1)
     for note, row in zip(notes := list(small_corpus.notes("test")), one.probabilities(notes)):
-        cells = one.scores.cells(one.scores.scores([note]))
+        cells = one.scorer.cells(one.scorer.probabilities([note]))
         others = np.delete(row, cells.labels)
         assert len(cells.labels) == 2 and len(others) == 4 and others.max() <= row[cells.labels].min()
 
