@@ -90,24 +90,27 @@ def measure(
     cautions += _version_cautions(scorer, note_versions(gold), split)
     if not systems and (absent := sorted(set(bundle.model.labels.systems) - counted)):
         cautions.append(f"codes of {', '.join(absent)} are not counted: no note of {split} has one (see --system)")
-    provenance = {
-        "corpus": corpus.hash,
-        "split": split,
-        "systems": ", ".join(sorted(counted)),
-        "codes": str(code_set) if code_set else "label space of the coder and codes of the notes",
-        "codes without training": len(set(labels.codes) - set(bundle.model.labels.codes)),
-        "threshold": "tuned on the dev notes of this corpus with the same codes" if tune else "of the bundle",
-        "cautions": "; ".join(cautions) or "none",
-    }
     if out is not None:
         counts = dict(zip(bundle.model.labels.codes, bundle.model.train_counts.tolist()))
+        provenance = _provenance(bundle, scorer, split, tune, cautions)
         with activity("writing the report"):
-            write_report(out, evaluation, train_counts=counts, provenance=provenance | _bundle_provenance(bundle))
+            write_report(out, evaluation, train_counts=counts, provenance=provenance)
     return Measured(evaluation, cautions)
 
 
-def _bundle_provenance(bundle: Bundle) -> dict[str, Any]:
+def _provenance(
+    bundle: Bundle, scorer: _SplitScorer, split: str, tune: bool, cautions: Sequence[str]
+) -> dict[str, Any]:
+    """What produced the scores of a report."""
+    code_set = scorer.code_set
     return {
+        "corpus": scorer.corpus.hash,
+        "split": split,
+        "systems": ", ".join(sorted(scorer.systems)),
+        "codes": str(code_set) if code_set else "label space of the coder and codes of the notes",
+        "codes without training": len(set(scorer.labels.codes) - set(bundle.model.labels.codes)),
+        "threshold": "tuned on the dev notes of this corpus with the same codes" if tune else "of the bundle",
+        "cautions": "; ".join(cautions) or "none",
         "bundle": f"{bundle.model.kind}, labels {bundle.model.labels.hash}",
         "trained with": bundle.provenance.get("package"),
         "measured with": f"nosology {__version__}",

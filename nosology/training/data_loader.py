@@ -39,7 +39,7 @@ class Batch:
 
     tokens: Tensor  # (B, T) int64, PAD after the end of each note
     lengths: Tensor  # (B,) int64, always on the CPU
-    # (L,) int64, on the CPU: the labels that are scored; None: all. (B, L) for `LabelNet.note_attention`
+    # (L,) int64: the labels that are scored; None: all. (B, L) for `LabelNet.note_attention`. `to` leaves it on the CPU
     labels: Tensor | None = None
     targets: Tensor | None = None  # (B, L) float32, 0 or 1
     notes: Tensor | None = None  # (B,) int64, on the CPU: rows of the train notes

@@ -14,7 +14,7 @@ class WordFeatureSettings(Settings):
     """Linear SVMs over words and word pairs, marked with their context (negated ...); the nets add to their scores."""
 
     features: int = Field(30_000, ge=1)  # at most
-    min_notes: int = Field(2, ge=1)  # train reports with the feature
+    min_notes: int = Field(2, ge=1)  # train reports and code descriptions with the feature
     pairs: bool = True  # pairs of neighbouring words too
     c: list[Annotated[float, Field(gt=0)]] = Field([1.0, 3.0, 10.0], min_length=1)  # of the SVMs; the best on
     # held-out reports is used
