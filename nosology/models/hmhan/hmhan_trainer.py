@@ -1,9 +1,10 @@
 """Training of HMHAN: encode the reports, train the nets, tune on held-out reports.
 
 With dev notes, every net is trained on train and early stopping uses dev. Without dev notes, or with `--refit`, an
-ensemble of two nets or more is cross-fitted: the reports are partitioned into as many folds as there are nets. Each net is trained on all
-folds but one, for a fixed number of epochs, and scores the fold that it has not seen. Calibration, prior over code sets
-and threshold are tuned on these scores. So every report is used for training, and every report is held out once.
+ensemble of two nets or more is cross-fitted: the reports are partitioned into as many folds as there are nets. Each net
+is trained on all folds but one, for a fixed number of epochs, and scores the fold that it has not seen. Calibration,
+prior over code sets and threshold are tuned on these scores. So every report is used for training, and every report is
+held out once.
 """
 
 from __future__ import annotations
