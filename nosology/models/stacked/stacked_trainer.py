@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from nosology.core import BundleError, Code, DataError, Note
+from nosology.core import BundleError, Code, DataError, NosologyError, Note
 from nosology.core.files import json_sha256
 from nosology.core.label_space import LabelSpace, label_versions, note_versions
 from nosology.core.parallel import batched
@@ -43,6 +43,7 @@ _INSTALLED = "minilm"  # an encoder or embedder that is read from its package, w
 _KEY = "run"  # in the provenance of a part: a hash of its recipe and its notes
 
 Parts = dict[str, Bundle]
+GroupOf = Callable[[Note], str]  # the group of a note: notes of a group are never on both sides of a division
 
 
 @dataclass(frozen=True)
@@ -78,12 +79,14 @@ class StackedTrainer(CoderTrainer[StackedRecipe]):
     """Trains the parts one after the other, and a stacker on held-out notes."""
 
     def train(self, train_notes: Examples, dev_notes: Examples, refit: bool) -> TrainedCoder:
-        """The stacked coder; refit: its parts are also trained on the dev notes that did not tune them."""
-        if len(dev_notes) >= self.recipe.stacking.min_notes:
-            parts, cells = self._hold_out(train_notes, dev_notes, refit)
+        """The stacked coder; refit: then its parts are trained again on both."""
+        group = _group_of(union(train_notes, dev_notes))
+        new_notes = _new_groups(dev_notes, train_notes, group)
+        if len(new_notes) >= self.recipe.stacking.min_notes:
+            parts, cells = self._hold_out(train_notes, dev_notes, new_notes, group, refit)
             stacked_on = "dev notes on which no part was tuned"
         else:
-            cells = self._cross_fit(train_notes, dev_notes)
+            cells = self._cross_fit(train_notes, dev_notes, group)
             parts = self._train_parts(train_notes, dev_notes, refit)
             stacked_on = f"{self.recipe.stacking.folds} held-out folds of the train notes"
         target = cells.target
@@ -102,21 +105,21 @@ class StackedTrainer(CoderTrainer[StackedRecipe]):
         model = Stacked(parts, stacker, self.recipe.stacking.candidates)
         return TrainedCoder(model, decision, report)
 
-    def _hold_out(self, train_notes: Examples, dev_notes: Examples, refit: bool) -> tuple[Parts, HeldOutCells]:
-        """The parts, tuned on a share of the dev notes, and the cells of the other dev notes."""
-        group = _group_of(dev_notes)
-        sizes = Counter(group(note) for note in dev_notes.notes())
+    def _hold_out(
+        self, train_notes: Examples, dev_notes: Examples, new_notes: Examples, group: GroupOf, refit: bool
+    ) -> tuple[Parts, HeldOutCells]:
+        """The parts, tuned on some dev notes, and the cells of the others, whose groups have no train note."""
+        sizes = Counter(group(note) for note in new_notes.notes())
         tuning = set(sample_groups(sizes, self.recipe.stacking.tuning_share, self.recipe.seed))
-        tuning_notes, held_out = _split(dev_notes, group, tuning)
+        held_out, tuning_notes = _split(dev_notes, group, sizes.keys() - tuning)
         parts = self._train_parts(train_notes, tuning_notes, False)
         cells = self._cells(parts, held_out, group)
         if refit:
-            parts = self._train_parts(union(train_notes, held_out), tuning_notes, False, "refit")
+            parts = self._train_parts(train_notes, dev_notes, True, "refit")
         return parts, cells
 
-    def _cross_fit(self, train_notes: Examples, dev_notes: Examples) -> HeldOutCells:
+    def _cross_fit(self, train_notes: Examples, dev_notes: Examples, group: GroupOf) -> HeldOutCells:
         """The cells of the train notes, scored by parts that were trained without the fold of the note."""
-        group = _group_of(train_notes)
         names = [group(note) for note in train_notes.notes()]
         folds = min(self.recipe.stacking.folds, len(set(names)))
         fold_of = dict(zip(names, group_folds(names, folds, self.recipe.seed).tolist()))
@@ -139,7 +142,7 @@ class StackedTrainer(CoderTrainer[StackedRecipe]):
                 parts[name] = _train_part(recipe, folder, train_notes, dev_notes, refit, title)
         return parts
 
-    def _cells(self, parts: Parts, examples: Examples, group: Callable[[Note], str]) -> HeldOutCells:
+    def _cells(self, parts: Parts, examples: Examples, group: GroupOf) -> HeldOutCells:
         """The cells of notes; codes of other ICD versions than those of a note are unknown and have no cell."""
         scorer = PartScorer(list(parts.values()), self.recipe.stacking.candidates)
         versions, versions_of_labels = note_versions(examples.codes), label_versions(scorer.labels)
@@ -183,7 +186,10 @@ def _train_part(
             print_progress(f"{title}: finished before")
             return finished
     print_progress(title)
-    trained = load_class(recipe.kind, "trainer")(recipe, folder).train(train_notes, dev_notes, refit)
+    try:
+        trained = load_class(recipe.kind, "trainer")(recipe, folder).train(train_notes, dev_notes, refit)
+    except NosologyError as error:
+        raise type(error)(f"{title}: {error}") from error
     about: dict[str, Any] = {"found": trained.report, "seed": recipe.seed, _KEY: key} | software()
     part = Bundle(trained.model, trained.decision, recipe.model_dump(mode="json"), about)
     part.save(folder / _FINISHED)
@@ -206,7 +212,19 @@ def _input_files(settings: dict[str, Any]) -> list[list[Any]]:
     return found
 
 
-def _group_of(examples: Examples) -> Callable[[Note], str]:
+def _new_groups(notes: Examples, train_notes: Examples, group: GroupOf) -> Examples:
+    """The notes whose group has no train note."""
+    known = {group(note) for note in train_notes.notes()}
+    new_notes = Examples(notes.corpora, lambda note: notes.keep(note) and group(note) not in known)
+    if repeated := len(notes) - len(new_notes):
+        print_progress(
+            f"{repeated:,} of {len(notes):,} dev notes are of a patient with train notes, or repeat one: the stacker "
+            "does not learn from them"
+        )
+    return new_notes
+
+
+def _group_of(examples: Examples) -> GroupOf:
     """The group of a note: its patient with all near-duplicates; its patient or its id if all notes are one group."""
     duplicates = group_names(progress(examples.notes(), "looking for repeated notes", total=len(examples)))
 
@@ -219,10 +237,11 @@ def _group_of(examples: Examples) -> Callable[[Note], str]:
     for key in (with_duplicates, patient):
         if len({key(note) for note in examples.notes()}) > 1:
             return key
+    print_progress("all notes are of one patient: single notes are held out, and scores look better than on others")
     return lambda note: note.id
 
 
-def _split(examples: Examples, group: Callable[[Note], str], chosen: set[str]) -> tuple[Examples, Examples]:
+def _split(examples: Examples, group: GroupOf, chosen: set[str]) -> tuple[Examples, Examples]:
     """The notes of the chosen groups, and the others."""
     return (
         Examples(examples.corpora, lambda note: examples.keep(note) and group(note) in chosen),

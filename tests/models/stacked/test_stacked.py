@@ -16,7 +16,7 @@ from nosology.models.stacked.candidate_cells import PartScorer
 from nosology.models.stacked.stacked_model import Stacked
 from nosology.models.stacked.stacked_trainer import StackedTrainer, _input_files
 from nosology.models.train import train
-from tests.conftest import as_notes, small_notes
+from tests.conftest import PHRASES, as_notes, small_notes
 
 QUICK = ["stacking.folds=2", "stacking.min_leaf=5", "stacking.rounds=20"]
 CAML = ["training.epochs=2", "training.batch=16", "vectors.epochs=1", "vectors.size=12", "model.filters=12"]
@@ -206,6 +206,44 @@ def test_stacker_learns_from_notes_that_no_part_has_seen(halves, tmp_path, monke
     assert len(stacked_on) == (1 if settings else 2) and all(stacked_on)
     for seen, held_out in zip(trained_on, stacked_on):
         assert not seen & held_out
+
+
+@pytest.mark.parametrize("same", ["patient", "text"])
+def test_stacker_does_not_learn_from_dev_notes_that_repeat_train_notes(halves, tmp_path, monkeypatch, capsys, same):
+    """Its parts have seen them, even if the splits of the corpus say otherwise."""
+    notes = [note for note in small_notes(300) if note.split != "test"]
+    train_notes = [note for note in notes if note.split == "train"]
+    words = [f"unique{i} note{i} of{i} these{i} words{i} alone{i}" for i in range(30)]
+    coded = [f"{some} {' '.join(PHRASES[code] for code in note.codes)}" for some, note in zip(words, train_notes)]
+    new = [replace(train_notes[i], text=coded[i], id=f"new{i}", patient=f"q{i}", split="dev") for i in range(30)]
+    fields = {"patient": lambda i: {"text": f"{words[i]} again"}, "text": lambda i: {"patient": f"other{i}"}}[same]
+    copies = [replace(train_notes[i], id=f"copy{i}", split="dev", **fields(i)) for i in range(30)]
+    corpus = write_corpus([*train_notes, *new, *copies], tmp_path / "c", source={}, filters=[], counts={})
+    stacked_on, cells = [], StackedTrainer._cells
+
+    def spy(self, parts, examples, group):
+        stacked_on.extend(note.id for note in examples.notes())
+        return cells(self, parts, examples, group)
+
+    monkeypatch.setattr(StackedTrainer, "_cells", spy)
+    train(load_recipe("stacked", [*halves, *QUICK, "stacking.min_notes=20"]), [corpus], tmp_path / "b")
+    assert stacked_on and all(name.startswith("new") for name in stacked_on)
+    assert "30 of 60 dev notes are of a patient with train notes, or repeat one" in capsys.readouterr().err
+
+
+def test_refit_trains_the_parts_on_all_notes(halves, small_corpus, tmp_path):
+    settings = [*halves, *QUICK, "stacking.min_notes=20"]
+    bundle = train(load_recipe("stacked", settings), [small_corpus], tmp_path / "b", refit=True)
+    notes = [note for note in small_corpus.notes() if note.split in ("train", "dev")]
+    counts = dict(zip(bundle.model.labels.codes, bundle.model.train_counts.tolist()))
+    assert counts == {code: sum(code in note.codes for note in notes) for code in counts}
+
+
+def test_an_error_names_the_part(halves, small_corpus, tmp_path):
+    with pytest.raises(DataError, match=r"training the part others.*: no code is left to learn"):
+        train(
+            load_recipe("stacked", [*halves, *QUICK, "recipes.others.labels.min_notes=1000"]), [small_corpus], tmp_path
+        )
 
 
 def vars_of(note):
