@@ -59,6 +59,8 @@ def train(
         f"{' + dev' if about['refit'] else ''}, tuned on {about['tuned_on']} ({about['n_dev']:,} notes)"
         f" with threshold {bundle.decision.threshold:.3f}, {time.monotonic() - started:.0f} s"
     )
+    if bundle.decision.at_least_one:
+        typer.echo("every note gets at least one code (decision.at_least_one)")
     report = about["found"]
     if not report.get("dev_codes", 1):
         typer.echo("caution: no code of the tuning notes is in the training notes: probabilities are guesses", err=True)

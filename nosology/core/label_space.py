@@ -92,12 +92,15 @@ _SHIFTED_DATES = "2100"  # MIMIC moves all dates beyond this year
 _ISO_DATE = re.compile(r"\d{4}-\d\d-\d\d")
 
 
-def date_versions(notes: Sequence[Note]) -> np.ndarray:
+def date_versions(notes: Sequence[Note], labels: LabelSpace) -> np.ndarray:
     """The ICD versions (B,) that were in use at the date of each note, as bits; both without a date.
 
     The date is `date` or `charttime` in `extra`, as YYYY-MM-DD; what is written otherwise is no date. Dates since 2100
-    are those of MIMIC: shifted, and no evidence.
+    are those of MIMIC: shifted, and no evidence. Both if all labels are of one version: countries changed at other
+    times, and there is no choice between versions.
     """
+    if len(np.unique(label_versions(labels))) < 2:
+        return np.full(len(notes), ICD9 | ICD10)
     days = [str(note.extra.get("date") or note.extra.get("charttime")) for note in notes]
     return np.array([_version_at(day) for day in days], np.int64)
 

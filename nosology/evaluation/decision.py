@@ -16,6 +16,7 @@ from nosology.evaluation.ranking_metrics import CellCounts
 from nosology.evaluation.scored import Scored, Scores
 
 UNTUNED = 0.5  # the threshold if no true code of the dev notes has a probability
+_CODED_SHARE = 0.99  # of the dev notes; then "auto" gives each note a code
 
 
 class DecisionSettings(Settings):
@@ -24,7 +25,9 @@ class DecisionSettings(Settings):
     # a number, or how to tune it on dev
     threshold: Annotated[float, Field(ge=0, le=1)] | Literal["global", "per_code"] = "global"
     min_positives: int = Field(10, ge=1)  # per_code: codes with fewer dev notes have the global threshold
-    at_least_one: bool | Literal["auto"] = False  # accept the top code of a note; auto: if all dev notes have a code
+    at_least_one: bool | Literal["auto"] = (
+        False  # accept the top code of a note; auto: if nearly all dev notes have one
+    )
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,9 @@ class Decision:
         probabilities: np.ndarray,
     ) -> Decision:
         """The decision of the settings, tuned on these dev notes; `UNTUNED` if no true code has a probability."""
-        at_least_one = all(gold) if settings.at_least_one == "auto" else settings.at_least_one
+        at_least_one = settings.at_least_one
+        if at_least_one == "auto":
+            at_least_one = sum(map(bool, gold)) >= _CODED_SHARE * len(gold)
         if isinstance(settings.threshold, float):
             return cls(settings.threshold, at_least_one=at_least_one)
         if not labels.encode(gold).multiply(probabilities > 0).count_nonzero():

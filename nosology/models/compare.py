@@ -91,7 +91,7 @@ def evaluate_bundle(bundle: Bundle, notes: Sequence[Note]) -> Evaluation:
     codes = [note.codes for note in notes]
     probabilities = model.probabilities(notes)
     # By the date of a note, never by its true codes: a coder of new notes does not know their ICD version.
-    mask_other_versions(probabilities, date_versions(notes), label_versions(model.labels))
+    mask_other_versions(probabilities, date_versions(notes, model.labels), label_versions(model.labels))
     gold = codes_in_labels(LabelSettings.model_validate(bundle.recipe["labels"]), model.labels, codes)
     thresholds, at_least_one = bundle.decision.thresholds(model.labels), bundle.decision.at_least_one
     return examine(model.labels, gold, probabilities, thresholds, at_least_one=at_least_one, replicates=0)

@@ -76,7 +76,9 @@ def test_date_versions_are_those_in_use_at_the_date_whatever_the_codes():
         {"date": "20150314"},
     ]
     notes = [Note("", "", codes=(OLD, NEW), extra=extra) for extra in dates]
-    assert date_versions(notes).tolist() == [ICD9, ICD10, *[ICD9 | ICD10] * 5]
+    assert date_versions(notes, LabelSpace([OLD, NEW])).tolist() == [ICD9, ICD10, *[ICD9 | ICD10] * 5]
+    for codes in ([OLD], [NEW, PCS], []):
+        assert (date_versions(notes, LabelSpace(codes)) == ICD9 | ICD10).all(), "there is no choice between versions"
 
 
 @given(

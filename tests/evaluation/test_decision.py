@@ -59,6 +59,8 @@ def test_at_least_one_auto_depends_on_notes_without_codes():
     settings = DecisionSettings(at_least_one="auto")
     assert Decision.tune(settings, LABELS, GOLD, P).at_least_one
     assert not Decision.tune(settings, LABELS, [*GOLD[:-1], []], P).at_least_one
+    many = np.repeat(P, 50, axis=0)
+    assert Decision.tune(settings, LABELS, [*(GOLD * 50)[:-1], []], many).at_least_one, "one uncoded note of many"
 
 
 def test_at_least_one_raises_the_tuned_threshold():

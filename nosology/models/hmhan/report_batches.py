@@ -45,7 +45,7 @@ class ReportDataset:
         both = np.full(len(notes), ICD9 | ICD10)
         within = model.within_versions
         versions = note_versions([note.codes for note in notes]) if within else both
-        dates = date_versions(notes) if within else both
+        dates = date_versions(notes, model.labels) if within else both
         group_of_patient = group_names(notes)
         patients = [note.patient or note.id for note in notes]
         groups = [group_of_patient[patient] for patient in patients]
