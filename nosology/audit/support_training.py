@@ -26,11 +26,11 @@ from nosology.claims.encounter import Encounter
 from nosology.core import ConfigError, DataError, Note, Span, Suggestion
 from nosology.core.progress import progress
 from nosology.corpora.corpus import Corpus
+from nosology.corpora.seen_notes import count_seen
 from nosology.models.bundle import Bundle
 from nosology.models.lexicon.cross_validation import note_folds
 from nosology.models.lexicon.held_out import held_out_suggestions
 from nosology.models.lexicon.lexicon_settings import LexiconRecipe
-from nosology.models.seen_notes import count_seen
 from nosology.models.stacked.stacked_settings import StackingSettings
 from nosology.models.stacked.stacker import Stacker
 from nosology.serving.coder import Coder

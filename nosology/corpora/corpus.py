@@ -122,6 +122,11 @@ class Corpus:
     def __len__(self) -> int:
         return self.manifest["counts"]["notes"]
 
+    def check_unchanged(self) -> None:
+        """DataError if another corpus has been written to the folder since this one was opened."""
+        if Corpus.open(self.folder).hash != self.hash:
+            raise DataError(f"{self.folder} was replaced by another corpus while its notes were read")
+
     @property
     def row_groups(self) -> int:
         """The number of groups of notes in the file; `read_texts` reads one."""

@@ -168,8 +168,7 @@ def _build(corpus: Corpus, cleaning: Cleaning, folder: Path, key: dict[str, Any]
             np.cumsum(np.concatenate(lengths), dtype=np.int64).tofile(file)
         with open(temporary / _LIST, "wb", opener=private_file) as file:
             file.writelines(f"{word}\n".encode() for word in known)
-        if Corpus.open(corpus.folder).hash != corpus.hash or sum(map(len, lengths)) != len(corpus) + 1:
-            raise DataError(f"{corpus.folder} was replaced by another corpus while its notes were read")
+        corpus.check_unchanged()
         about = {"key": key, "notes": len(corpus), "words": len(known), "files": _hashes(temporary)}
         write_json(temporary / _ABOUT, about)
         (temporary / _ABOUT).chmod(0o600)

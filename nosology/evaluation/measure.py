@@ -18,6 +18,7 @@ from nosology.core.model import BatchScoring, Model, OpenVocabulary
 from nosology.core.parallel import batched
 from nosology.core.progress import activity, counting
 from nosology.corpora.corpus import Corpus
+from nosology.corpora.seen_notes import count_seen
 from nosology.evaluation import Evaluation, examine, tune_threshold
 from nosology.evaluation.report import check_report_folder, write_report
 
@@ -65,8 +66,7 @@ def measure(
         check_report_folder(out)
     gold = [note.codes for note in corpus.notes(_split(split), text=False)]
     if not gold:
-        existing = corpus.manifest["counts"]["splits"]
-        raise DataError(f"{corpus.folder} has no {split} notes; it has {', '.join(existing) or 'none at all'}")
+        raise DataError(f"{corpus.folder} has no {split} notes; {_existing_splits(corpus)}")
     present = {code.system for note in gold for code in note}
     counted = set(systems) or present or set(SYSTEMS)
     code_set = None
@@ -87,7 +87,7 @@ def measure(
         evaluation = examine(labels, true, probabilities, thresholds, systems=counted, at_least_one=one, seed=seed)
 
     cautions = _cautions(bundle, corpus, split, tune, counted & present - set(labels.systems))
-    cautions += _version_cautions(scorer, note_versions(gold), split)
+    cautions += _version_cautions(scorer, scorer.versions(gold), split)
     if not systems and (absent := sorted(set(bundle.model.labels.systems) - counted)):
         cautions.append(f"codes of {', '.join(absent)} are not counted: no note of {split} has one (see --system)")
     if out is not None:
@@ -127,6 +127,13 @@ def _check_arguments(split: str, systems: Collection[str]) -> None:
         raise ConfigError(f"system must be one of {', '.join(SYSTEMS)}; got {', '.join(sorted(unknown))}")
 
 
+def _existing_splits(corpus: Corpus) -> str:
+    splits = set(corpus.manifest["counts"]["splits"])
+    if splits == {"none"}:
+        return "its notes have no split: `nosology corpus split` makes them"
+    return f"it has {', '.join(sorted(splits)) or 'none at all'}"
+
+
 def _split(name: str) -> str | None:
     return None if name == "all" else name
 
@@ -157,7 +164,7 @@ class _SplitScorer:
     def score(self, split: str) -> tuple[LabelSpace, list[Collection[Code]], np.ndarray]:
         """The labels (L), and for the B notes of a split that count: true codes and probabilities (B, L)."""
         gold: list[Collection[Code]] = [note.codes for note in self.corpus.notes(_split(split), text=False)]
-        versions = note_versions(gold)
+        versions = self.versions(gold)
         counts = self.is_counted(versions)
         if self.code_set is not None:
             rows, narrowed = self.code_set.narrow(gold)
@@ -168,12 +175,24 @@ class _SplitScorer:
         if not gold:
             which = f" with a {self.code_set.name} code" if self.code_set else f" coded in {', '.join(self.systems)}"
             raise DataError(f"{self.corpus.folder} has no {split} notes{which}")
-        return self.labels, gold, self._probabilities(split, np.flatnonzero(counts), versions[counts])
+        probabilities = self._probabilities(split, np.flatnonzero(counts), versions[counts])
+        self.corpus.check_unchanged()
+        return self.labels, gold, probabilities
+
+    @property
+    def _counted_versions(self) -> int:
+        """The ICD versions of the systems, as bits."""
+        return int(np.bitwise_or.reduce([SYSTEM_VERSION[system] for system in self.systems]))
+
+    def versions(self, gold: Sequence[Collection[Code]]) -> np.ndarray:
+        """The ICD versions of each note (B,); a note without codes counts whatever the systems are."""
+        versions, uncoded = note_versions(gold), np.array([not codes for codes in gold], dtype=bool)
+        versions[uncoded & ~self.is_counted(versions)] = self._counted_versions
+        return versions
 
     def is_counted(self, versions: np.ndarray) -> np.ndarray:
-        """Whether each note (B,) counts: it is coded in an ICD version of the systems, or has no codes."""
-        counted = np.bitwise_or.reduce([SYSTEM_VERSION[system] for system in self.systems])
-        return (versions == 0) | ((versions & counted) > 0)
+        """Whether each note (B,) counts: it has an ICD version of the systems."""
+        return (versions & self._counted_versions) > 0
 
     def _probabilities(self, split: str, positions: np.ndarray, versions: np.ndarray) -> np.ndarray:
         """Probabilities (B, L) of the notes at these positions (B,) of a split; 0 for codes of another ICD version."""
@@ -224,6 +243,8 @@ def _cautions(bundle: Bundle, corpus: Corpus, split: str, tune: bool, unknown: s
             cautions.append(f"threshold and calibration were tuned on these notes ({split}): the scores are too high")
         if tune and "dev" in trained_on:
             cautions.append("the threshold was tuned on notes that the coder was trained on (dev): it is too high")
+    elif seen := count_seen(bundle.provenance, (note.text for note in corpus.notes(_split(split)))):
+        cautions.append(f"the coder was trained on the texts of {seen:,} notes of {split}: new notes have lower scores")
     if tune and split in ("dev", "all") and not cautions:
         cautions.append(f"the threshold was tuned on these notes ({split}): the scores are too high")
     if unknown:

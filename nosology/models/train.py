@@ -16,10 +16,10 @@ from nosology.core import Code, ConfigError, DataError, __version__
 from nosology.core.model import Model
 from nosology.core.progress import progress
 from nosology.corpora.corpus import Corpus
+from nosology.corpora.seen_notes import NOTE_HASHES, note_hashes
 from nosology.evaluation.decision import Decision
 from nosology.models.bundle import Bundle, check_bundle_folder
 from nosology.models.registry import load_class
-from nosology.models.seen_notes import NOTE_HASHES, note_hashes
 from nosology.training.examples import Examples, train_and_dev, union
 from nosology.training.recipe_settings import NeuralRecipe, Recipe
 from nosology.training.run_folder import clear_run_folder, curve_files, open_run_folder

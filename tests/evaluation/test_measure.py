@@ -10,6 +10,7 @@ from nosology.core import Code, ConfigError, DataError
 from nosology.core.label_space import ICD9, ICD10, LabelSpace, label_versions, mask_other_versions, note_versions
 from nosology.corpora.corpus import write_corpus
 from nosology.evaluation import examine, tune_threshold
+from nosology.evaluation import measure as module
 from nosology.evaluation.decision import Decision
 from nosology.evaluation.measure import CodeSet, measure
 from nosology.models.bundle import Bundle
@@ -55,6 +56,42 @@ def test_training_and_tuning_notes_give_cautions(small_corpus, small_bundle, tmp
     assert "tuned on these notes" in measure(bundle, small_corpus, "dev", tmp_path / "b").cautions[0]
 
 
+def test_notes_that_the_coder_was_trained_on_give_a_caution_also_in_another_split(small_corpus, small_bundle, tmp_path):
+    bundle = Bundle.load(small_bundle)
+    notes = [replace(note, split={"train": "test", "test": "train"}.get(note.split, note.split), patient="")
+             for note in small_corpus.notes()]  # fmt: skip
+    other = write_corpus(notes, tmp_path / "c", source={}, filters=[], counts={})
+    trained_on = sum(note.split == "test" for note in notes)
+    cautions = measure(bundle, other, "test", None).cautions
+    assert f"the coder was trained on the texts of {trained_on} notes of test: new notes have lower scores" in cautions
+    assert not any("trained on" in caution for caution in measure(bundle, other, "train", None).cautions)
+
+
+def test_a_corpus_that_is_replaced_while_it_is_scored_is_an_error(small_corpus, small_bundle, tmp_path, monkeypatch):
+    notes = list(small_corpus.notes())
+    corpus = write_corpus(notes, tmp_path / "c", source={}, filters=[], counts={})
+    read = module.probability_blocks
+
+    def replace_and_read(*arguments):
+        write_corpus(notes[::-1], tmp_path / "c", source={}, filters=[], counts={})
+        return read(*arguments)
+
+    monkeypatch.setattr(module, "probability_blocks", replace_and_read)
+    with pytest.raises(DataError, match="c was replaced by another corpus while its notes were read"):
+        measure(Bundle.load(small_bundle), corpus, "test", None)
+
+
+@pytest.mark.parametrize("system", ["icd10cm", "icd9cm"])
+def test_notes_without_codes_count_for_every_version(small_bundle, tmp_path, system):
+    """Wrong codes of such notes are errors, whichever version most notes have."""
+    codes = {"icd10cm": Code("icd10cm", "I50.9"), "icd9cm": Code("icd9cm", "428.0")}
+    notes = [replace(note, codes=(codes["icd10cm"],), split="test") for note in small_notes(9)]
+    notes += [replace(notes[0], id="nine", codes=(codes["icd9cm"],)), replace(notes[0], id="none", codes=())]
+    corpus = write_corpus(notes, tmp_path / "c", source={}, filters=[], counts={})
+    measured = measure(Bundle.load(small_bundle), corpus, "test", None, systems=[system])
+    assert measured.evaluation.metrics["n_notes"] == (10 if system == "icd10cm" else 2)
+
+
 def test_codes_of_other_systems_are_misses_unless_left_out(small_bundle, tmp_path):
     extra = Code("icd9proc", "39.95")
     notes = [replace(note, codes=(*note.codes, extra), split="test") for note in small_notes(20)]
@@ -62,7 +99,7 @@ def test_codes_of_other_systems_are_misses_unless_left_out(small_bundle, tmp_pat
     bundle = Bundle.load(small_bundle)
     all_systems = measure(bundle, corpus, "test", tmp_path / "a")
     assert all_systems.evaluation.metrics["n_true_codes_outside_label_space"] == 1
-    assert "has no code of icd9proc" in all_systems.cautions[0]
+    assert any("has no code of icd9proc" in caution for caution in all_systems.cautions)
     narrow = measure(bundle, corpus, "test", tmp_path / "b", systems=["icd10cm"])
     assert narrow.evaluation.metrics["micro_recall"] > all_systems.evaluation.metrics["micro_recall"]
 
@@ -76,6 +113,10 @@ def test_wrong_split_or_system_raises(small_corpus, small_bundle, tmp_path):
     alone = write_corpus(small_notes(1), tmp_path / "c", source={}, filters=[], counts={})
     with pytest.raises(DataError, match="has no test notes; it has train"):
         measure(bundle, alone, "test", tmp_path / "r")
+    whole = [replace(note, split=None) for note in small_notes(3)]
+    unsplit = write_corpus(whole, tmp_path / "u", source={}, filters=[], counts={})
+    with pytest.raises(DataError, match="has no test notes; its notes have no split: `nosology corpus split`"):
+        measure(bundle, unsplit, "test", tmp_path / "r")
 
 
 @pytest.fixture(scope="module")
