@@ -1,12 +1,14 @@
 """All recipes on one simulated hospital at three sizes: quality, training time and inference speed.
 
     python benchmarks/quality/coder_sizes.py [--sizes 1000 5000 20000] [--recipes linear laat ...] [--set KEY=VALUE]
+        [--refit]
 
 Discharge summaries in ICD-10, split by patient: 2,000 test and 1,000 dev notes, and the first 1,000, 5,000 and 20,000
 of the other notes as train notes. Recipes are used as they ship, or with the settings that their row names. Measured on
 test over all codes, codes with 1 to 9 train notes, and codes without a train note (only coders that read descriptions
 can assign these); of a stacked coder also each of its parts alone. A row of the result file is not measured again.
-Training time includes reading, word vectors, calibration and thresholds; CPU seconds are of all processes.
+Training time includes reading, word vectors, calibration and thresholds; CPU seconds are of all processes. --refit:
+coders are trained again on train and dev notes; a stacked coder learns from dev notes without it, too.
 """
 
 from __future__ import annotations
@@ -79,7 +81,7 @@ def corpora(folder: Path, sizes: Iterable[int]) -> None:
     if not missing:
         return
     # Always as many patients as the largest size needs: the split of a patient depends on their number.
-    notes = hospital(max(*SIZES, *missing) + DEV + TEST)
+    notes = hospital(max(SIZES) + DEV + TEST)
     patients = sorted({note.patient for note in notes})
     place = {patients[i]: n for n, i in enumerate(np.random.default_rng(0).permutation(len(patients)))}
     notes.sort(key=lambda note: (place[note.patient], note.id))
@@ -95,11 +97,11 @@ def corpora(folder: Path, sizes: Iterable[int]) -> None:
         write_corpus(chosen, folder / str(size), source={"kind": "simulated"}, filters=[], counts={})
 
 
-def run(recipe: str, settings: Sequence[str], size: int, folder: Path, jobs: int) -> dict[str, Any]:
+def run(recipe: str, settings: Sequence[str], size: int, refit: bool, folder: Path, jobs: int) -> dict[str, Any]:
     """The scores, times and device of one recipe at one size; jobs: how many recipes share the machine."""
     corpus, out = Corpus.open(folder / str(size)), folder / f"{recipe}-{size}"
     started, cpu_started = time.monotonic(), _cpu_seconds()
-    bundle = train(load_recipe(recipe, settings), [corpus], out)
+    bundle = train(load_recipe(recipe, settings), [corpus], out, refit=refit)
     seconds, cpu_seconds = time.monotonic() - started, _cpu_seconds() - cpu_started
     evaluation = measure(bundle, corpus, "test", folder / f"{out.name}-report", codes="full").evaluation
     notes = list(islice(corpus.notes("test"), TIMED))
@@ -114,6 +116,7 @@ def run(recipe: str, settings: Sequence[str], size: int, folder: Path, jobs: int
         "recipe": recipe,
         "settings": list(settings),
         "train_notes": size,
+        "refit": refit,
         "codes": len(bundle.model.labels),
         **{name: evaluation.metrics[name] for name in METRICS},
         "rare_micro_f1": bands["1-9"]["micro_f1"],
@@ -153,20 +156,26 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES))
     parser.add_argument("--recipes", nargs="+", default=list(RECIPES))
     parser.add_argument("--set", action="append", default=[], help="a setting of all these recipes: KEY=VALUE")
+    parser.add_argument("--refit", action="store_true", help="train again on train and dev notes")
     parser.add_argument("--jobs", type=int, default=1, help="recipes trained side by side; times then say less")
     parser.add_argument("--folder", type=Path, help="for corpora and bundles; a stopped training resumes there")
     parser.add_argument("--out", type=Path, default=RESULT)
     arguments = parser.parse_args()
+    if max(arguments.sizes) > max(SIZES):  # the number of patients decides the split
+        parser.error(f"--sizes must be at most {max(SIZES)}; got {max(arguments.sizes)}")
     rows = json.loads(arguments.out.read_text()) if arguments.out.exists() else []
-    done = {(row["recipe"], row["train_notes"], *row["settings"]) for row in rows}
+    done = {(row["recipe"], row["train_notes"], row.get("refit", False), *row["settings"]) for row in rows}
     every = [(recipe, size) for size in arguments.sizes for recipe in arguments.recipes]
-    jobs = [job for job in every if (*job, *arguments.set) not in done]
+    jobs = [job for job in every if (*job, arguments.refit, *arguments.set) not in done]
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.folder or Path(temporary)
         corpora(folder, sorted({size for _, size in jobs}))
         with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn")) as pool:
             for job in as_completed(
-                [pool.submit(run, recipe, arguments.set, size, folder, arguments.jobs) for recipe, size in jobs]
+                [
+                    pool.submit(run, recipe, arguments.set, size, arguments.refit, folder, arguments.jobs)
+                    for recipe, size in jobs
+                ]
             ):
                 rows = sorted([*rows, job.result()], key=lambda row: (row["train_notes"], -row["micro_f1"]))
                 print(json.dumps(job.result()), flush=True)

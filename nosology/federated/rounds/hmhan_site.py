@@ -256,7 +256,7 @@ def report_trainer(
     model = HmhanEnsembleTrainer.new_model(recipe, [], labels, tokenizer, inputs.columns)
     model.train_counts = inputs.counts
     empty = ReportDataset.from_notes([], recipe, model)
-    trainer = HmhanEnsembleTrainer(recipe, model, empty, folder, "", encoder=encoder)
+    trainer = HmhanEnsembleTrainer(recipe, model, empty, empty, folder, "", encoder=encoder)
     counts, known = (torch.from_numpy(array.astype(np.float32)) for array in (inputs.counts, inputs.known))
     with torch.random.fork_rng(devices=[]):
         seeds = [recipe.seed + 1000 * number for number in range(recipe.model.ensemble_size)]

@@ -18,7 +18,8 @@ class ReportSettings(Settings):
     negation: bool = True  # NOT_ before negated words
     context: bool = False  # MAYBE_, PAST_, KIN_ before uncertain words, past ones, those of relatives
     cleaning: Literal["paper", "plain"] = "paper"  # paper: lower case, abbreviations expanded, no stop words
-    max_tokens: int = Field(512, ge=1)  # per report
+    max_tokens: int = Field(512, ge=1)  # per report, with the special tokens of the encoder
+    descriptions: bool = False  # the description of each code is one more report for the nets to learn from
 
 
 class ColumnSettings(Settings):

@@ -18,11 +18,12 @@ from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 import torch
+from scipy import sparse
 
 from nosology.attention.hierarchical_attention import HierarchicalAttention
 from nosology.codes.lookup import label_description
 from nosology.core import DataError, Note
-from nosology.core.label_space import LabelSpace
+from nosology.core.label_space import ICD9, ICD10, LabelSpace, label_versions
 from nosology.encoders.state_cache import CachedStates, DeviceCachedStates, EncoderStateCache, load_on_device
 from nosology.encoders.tokenizers import ReportTokenizer
 from nosology.encoders.transformer import WindowedTransformer, load_pretrained
@@ -40,7 +41,7 @@ from nosology.models.hmhan.report_batches import (
     ReportDataset,
     assign_folds,
 )
-from nosology.models.hmhan.report_features import MetadataColumns
+from nosology.models.hmhan.report_features import EncodedReport, MetadataColumns
 from nosology.models.neural import EXCLUDED_LOGIT
 from nosology.models.train import CoderTrainer, TrainedCoder
 from nosology.training.examples import Examples, codes_in_systems, label_space, union, validation_rows
@@ -60,9 +61,10 @@ class HmhanEnsembleTrainer:
     recipe: HmhanRecipe
     model: Hmhan  # without nets
     train: ReportDataset
+    data: ReportDataset  # `train`, and then the descriptions of codes if the nets learn from them
     folder: Path
     fingerprint: str  # of recipe and corpora
-    cached_states: CachedStates | None = None  # of `train`, if the encoder is frozen
+    cached_states: CachedStates | None = None  # of `data`, if the encoder is frozen
     encoder: WindowedTransformer | None = None  # only if frozen: all nets share it
     device_states: DeviceCachedStates | None = None  # cached_states on a GPU
     offsets: np.ndarray | None = None  # (N, L) of `train`: held-out logits of another model, to which the nets add
@@ -79,10 +81,12 @@ class HmhanEnsembleTrainer:
             raise DataError(f"training notes must contain words; got {len(notes)} notes without a word")
         model.train_counts = train.label_counts(np.arange(len(train))).astype(np.int64)
         model.settings = recipe.model.resolved(tokens)
-        trainer = cls(recipe, model, train, folder, run_fingerprint)
+        data = train.with_reports(*described_codes(model)) if recipe.report.descriptions else train
+        trainer = cls(recipe, model, train, data, folder, run_fingerprint)
+        trainer._random_net(encoder)  # a wrong setting is found before hours of encoding
         if model.settings.frozen:
             trainer.encoder = encoder.requires_grad_(False).eval()
-            trainer.cached_states = trainer.encode(train)
+            trainer.cached_states = trainer.encode(data)
         return trainer
 
     @staticmethod
@@ -120,7 +124,7 @@ class HmhanEnsembleTrainer:
         return cache.add([report.ids for report in dataset.reports], encode)
 
     def cached_states_on(self, device: torch.device) -> CachedStates | DeviceCachedStates | None:
-        """The cached states of `train` for batches on a device: on the device itself if they fit."""
+        """The cached states of `data` for batches on a device: on the device itself if they fit."""
         if self.cached_states is not None and self.device_states is None:
             self.device_states = load_on_device(self.cached_states, device, self.recipe.states.device_gb)
         return self.device_states or self.cached_states
@@ -149,10 +153,7 @@ class HmhanEnsembleTrainer:
         torch.manual_seed(seed)
         recipe, model, categories = self.recipe, self.model, self.model.categories
         encoder = self.encoder or load_report_encoder(recipe)[1]
-        net = HmhanNet(
-            model.settings, recipe.loss, encoder, torch.from_numpy(categories.of_label), len(model.columns),
-            recipe.columns.width, recipe.columns.fusion == "early",
-        )  # fmt: skip
+        net = self._random_net(encoder)
         if net.column_layer is not None:
             # A column that is 0 in all reports (such as "age unknown") is not learned: its random weights must go.
             net.column_layer.weight.data[:, torch.from_numpy(~seen)] = 0
@@ -163,6 +164,12 @@ class HmhanEnsembleTrainer:
                 self._mean_states(encoder, descriptions), self._mean_states(encoder, categories.descriptions)
             )
         return net
+
+    def _random_net(self, encoder: WindowedTransformer) -> HmhanNet:
+        """A net with random weights on an encoder. ConfigError if its settings do not fit the encoder."""
+        columns, of_label = self.recipe.columns, torch.from_numpy(self.model.categories.of_label)
+        shape = len(self.model.columns), columns.width, columns.fusion == "early"
+        return HmhanNet(self.model.settings, self.recipe.loss, encoder, of_label, *shape)
 
     def _initialize_output(
         self, net: HmhanNet, counts: torch.Tensor, known: torch.Tensor, shift: torch.Tensor | None
@@ -208,15 +215,18 @@ class HmhanEnsembleTrainer:
         seed = self.recipe.seed + 1000 * number
         settings = (self.recipe.stop_after(stop_epoch) if stop_epoch else self.recipe).training
         fabric = launch_fabric(settings)
-        batches = batches or self.batches_of(rows, self.synthetic_rows(rows, seed), fabric.device)
-        net = self.build_net(rows, seed, batches.synthetic)
+        reports = rows
+        if batches is None:
+            rows = np.concatenate([rows, np.arange(len(self.train), len(self.data))])
+            batches = self.batches_of(rows, self.synthetic_rows(reports, seed), fabric.device)
+        net = self.build_net(reports, seed, batches.synthetic)
         model = replace(self.model, net=HmhanEnsemble([net]))
         result = fit(
             TrainingRun(
                 net,
                 settings,
-                lengths=np.array([max(1, len(self.train.reports[row])) for row in rows]),
-                groups=self.train.versions[rows],
+                lengths=np.array([max(1, len(self.data.reports[row])) for row in rows]),
+                groups=self.data.versions[rows],
                 make_batch=batches.build,
                 validate=None if validate is None else lambda _: validate(model),
                 parameter_groups=parameter_groups(net, self.recipe),
@@ -233,7 +243,7 @@ class HmhanEnsembleTrainer:
 
     def batches_of(self, rows: np.ndarray, synthetic: SyntheticRows | None, device: torch.device) -> ReportBatchBuilder:
         """The training batches of these rows of the train reports and of synthetic rows."""
-        return ReportBatchBuilder(self.train, rows, self.cached_states_on(device), synthetic, self.offsets)
+        return ReportBatchBuilder(self.data, rows, self.cached_states_on(device), synthetic, self.offsets)
 
     def synthetic_rows(self, rows: np.ndarray, seed: int) -> SyntheticRows | None:
         """MLSMOTE rows between reports of these rows only; distances are between mean encoder states and columns."""
@@ -241,7 +251,7 @@ class HmhanEnsembleTrainer:
         if not settings.ratio:
             return None
         train = self.train.subset(rows)
-        states = self.encode(self.train) if self.cached_states is None else self.cached_states
+        states = self.encode(self.data) if self.cached_states is None else self.cached_states
         columns = np.stack([report.columns for report in train.reports])
         vectors = np.concatenate([states.means()[rows], columns], axis=1)
         synthetic = mlsmote(train.gold, vectors, ratio=settings.ratio, neighbours=settings.neighbours, seed=seed)
@@ -358,12 +368,22 @@ def _layers(encoder: WindowedTransformer) -> list[list[torch.nn.Parameter]]:
     return [group for group in (*layers, outside) if group]
 
 
+def described_codes(model: Hmhan) -> tuple[list[EncodedReport], sparse.csr_matrix, np.ndarray]:
+    """The description of each code as a report, the codes with this description 0/1 (L, L), and their versions (L,)."""
+    texts = [label_description(code, expand_headers=True) for code in model.labels.codes]
+    same = np.array(texts)[:, None] == np.array(texts)[None]
+    versions = label_versions(model.labels) if model.within_versions else np.full(len(texts), ICD9 | ICD10)
+    return [model.tokenize(Note("", text)) for text in texts], sparse.csr_matrix(same.astype(np.int8)), versions
+
+
 def load_report_encoder(recipe: HmhanRecipe) -> tuple[ReportTokenizer, WindowedTransformer]:
     """The tokenizer and the pretrained encoder of a recipe."""
     settings = recipe.report
     tokenizer, encoder = load_pretrained(recipe.model.encoder, 0, settings.max_tokens)
     marks = settings.negation, settings.cleaning, settings.context
-    return ReportTokenizer(tokenizer.tokenizer_json, settings.max_tokens, *marks), encoder
+    special_tokens = len(encoder.prefix_ids) + len(encoder.suffix_ids)
+    # With the special tokens a report of 512 tokens is one window; else its last two would be a window of their own.
+    return ReportTokenizer(tokenizer.tokenizer_json, max(1, settings.max_tokens - special_tokens), *marks), encoder
 
 
 def _report(trainer: HmhanEnsembleTrainer, results: list[TrainingResult], held_out: ReportDataset) -> dict[str, Any]:

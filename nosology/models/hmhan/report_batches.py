@@ -63,6 +63,19 @@ class ReportDataset:
             [self.groups[row] for row in rows],
         )
 
+    def with_reports(
+        self, reports: list[EncodedReport], gold: sparse.csr_matrix, versions: np.ndarray
+    ) -> ReportDataset:
+        """This dataset with more reports at the end, each of a group of its own; they are only for training."""
+        return ReportDataset(
+            [*self.reports, *reports],
+            [*self.codes, *([()] * len(reports))],
+            sparse.csr_matrix(sparse.vstack([self.gold, gold])),
+            np.concatenate([self.versions, versions]),
+            np.concatenate([self.date_versions, versions]),
+            [*self.groups, *(f"added {number}" for number in range(len(reports)))],
+        )
+
     def label_counts(self, rows: np.ndarray) -> np.ndarray:
         """The number of reports (L,) at `rows` with each label."""
         return column_sums(sparse.csr_matrix(self.gold[rows]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from nosology.core.settings import Settings
 from nosology.models.hmhan.hmhan_settings import HmhanRecipe
@@ -27,3 +27,9 @@ class ReportsRecipe(HmhanRecipe):
     kind: Literal["reports"] = "reports"  # pyrefly: ignore[bad-override]  # a recipe of HMHAN otherwise
     words: WordFeatureSettings = WordFeatureSettings()
     calibration: Literal["auto", "global"] = "global"
+
+    @model_validator(mode="after")
+    def _check_descriptions(self) -> ReportsRecipe:
+        if self.report.descriptions:
+            raise ValueError("report.descriptions must be false: the SVMs learn from the descriptions; got true")
+        return self

@@ -76,7 +76,12 @@ def weights_of(bundle: Bundle) -> dict[str, np.ndarray]:
 def test_one_site_equals_central_training(tiny, corpus, tmp_path, rounds):
     """Also class weights, prior and columns; two nets, in three rounds of an epoch or one round of three epochs."""
     federation = [f"federation.rounds={rounds}", f"federation.local_epochs={3 // rounds}"]
-    changes = ["federation.optimizer_state=keep", "federation.min_site_notes=1", "model.ensemble_size=2"]
+    changes = [
+        "federation.optimizer_state=keep",
+        "federation.min_site_notes=1",
+        "model.ensemble_size=2",
+        "report.descriptions=false",
+    ]
     settings = recipe(tiny, *federation, *changes, "loss.weighted=true", "loss.focal=1.0")
     sites = sites_of(corpus, settings, tmp_path, keep="only")
     result = FlowerFederation(simulation_grid(sites), settings).run(tmp_path / "bundle").bundle

@@ -12,6 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 from nosology.cli import app
+from nosology.codes.lookup import label_description
 from nosology.config import load_recipe
 from nosology.core import Code, ConfigError, Note
 from nosology.corpora.corpus import write_corpus
@@ -24,7 +25,7 @@ from nosology.models.hmhan import hmhan_trainer as hmhan
 from nosology.models.hmhan.code_groups import CodeCombinations
 from nosology.models.hmhan.hmhan_decision import mask_by_date
 from nosology.models.hmhan.hmhan_net import HmhanEnsemble
-from nosology.models.hmhan.hmhan_trainer import HmhanEnsembleTrainer
+from nosology.models.hmhan.hmhan_trainer import HmhanEnsembleTrainer, described_codes, load_report_encoder
 from nosology.models.hmhan.report_batches import ReportBatchBuilder, ReportDataset, assign_folds
 from nosology.models.neural import EXCLUDED_LOGIT
 from nosology.models.train import train
@@ -189,6 +190,49 @@ def test_nets_with_one_frozen_encoder_run_it_once_per_report(tiny, tmp_path):
     assert weights == pytest.approx(
         np.mean([part.attention_weights(as_notes(texts)[0], [0]).weights for part in single], axis=0), abs=1e-5
     )
+
+
+def test_nets_learn_from_the_description_of_each_code(tiny, tmp_path, monkeypatch):
+    """In training alone: folds, counts, synthetic rows and decisions are of reports."""
+    notes = [replace(note, split=None) for note in small_notes(40)]
+    corpus = write_corpus(notes, tmp_path / "corpus", source={}, filters=[], counts={})
+    settings = [*tiny, "model.ensemble_size=2", "training.epochs=1", "report.descriptions=true", "smote.ratio=1.0"]
+    seen, build = [], ReportBatchBuilder.build
+
+    def spy(self, chosen, shared):
+        seen.append((self, chosen))
+        return build(self, chosen, shared)
+
+    monkeypatch.setattr(ReportBatchBuilder, "build", spy)
+    bundle = train(load_recipe("hmhan", settings), [corpus], tmp_path / "bundle")
+    labels, model = bundle.model.labels, bundle.model
+    assert bundle.provenance["n_dev"] == len(notes) and model.train_counts.sum() == sum(len(n.codes) for n in notes)
+    for builder in {id(builder): builder for builder, _ in seen}.values():
+        learned = {int(builder.rows[row]) for other, chosen in seen if other is builder for row in chosen}
+        added = set(range(len(notes), len(notes) + len(labels)))
+        assert added < learned and len(learned - added) == len(notes) // 2, "all descriptions, one half of the reports"
+        assert max(builder.synthetic.first.max(), builder.synthetic.second.max()) < len(notes)
+        for row, code in zip(sorted(added), labels.codes):
+            text = label_description(code, expand_headers=True)
+            assert builder.train.reports[row].ids.tolist() == model.tokenize(Note("", text)).ids.tolist()
+            assert builder.train.gold[row].indices.tolist() == [labels.column(code)]
+    with pytest.raises(ConfigError, match=r"report.descriptions must be false"):
+        load_recipe("reports", [*tiny, "report.descriptions=true"])
+
+
+def test_no_code_is_a_negative_of_another_with_the_same_description(trained, monkeypatch):
+    model = trained[0].model
+    texts = {code: "infection" if code.system == "icd10cm" else str(code) for code in model.labels.codes}
+    monkeypatch.setattr(hmhan, "label_description", lambda code, **_: texts[code])
+    reports, gold, _ = described_codes(model)
+    assert len(reports) == len(model.labels)
+    for row, code in zip(gold, model.labels.codes):
+        assert {model.labels.codes[j] for j in row.indices} == {c for c in texts if texts[c] == texts[code]}
+
+
+def test_the_longest_report_is_one_window_of_the_encoder(tiny):
+    tokenizer, encoder = load_report_encoder(load_recipe("hmhan", [*tiny, "report.max_tokens=20"]))
+    assert len(tokenizer.tokenize("pneumonia " * 50)) + len(encoder.prefix_ids) + len(encoder.suffix_ids) == 20
 
 
 def test_heads_that_do_not_divide_the_width_raise_config_error(tiny, small_corpus, tmp_path):
