@@ -27,8 +27,8 @@ from nosology.corpora.corpus import Corpus, write_corpus
 from nosology.models.train import train
 from nosology.training.recipe_settings import resolve_schedule
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from benchmarks.quality.coder_sizes import SIZES, corpora
+sys.path.insert(0, str(Path(__file__).parents[1] / "quality"))
+from coder_sizes import SIZES, corpora  # pyrefly: ignore[missing-import]
 
 RESULT = Path(__file__).parents[1] / "results" / "speed_coders_cpu.json"
 RECIPES = ("caml", "laat", "dual_laat", "dual_laat-paper")
