@@ -23,8 +23,8 @@ class LabelNet(nn.Module):
         """The weights (B, L, T) of each label over the tokens."""
         raise NotImplementedError
 
-    def encode(self, batch: Batch) -> Batch:
-        """The batch with what `logits` and `attention` both need, so that it is computed once; here unchanged."""
+    def with_states(self, batch: Batch) -> Batch:
+        """The batch with the states that `logits` and `attention` both need, computed once; here unchanged."""
         return batch
 
     def note_attention(self, batch: Batch) -> Tensor:
@@ -61,19 +61,19 @@ class LabelAttentionNet(LabelNet):
         """The weights (B, L, T) of each label over the tokens."""
         return self.learned.attention(self._states(batch), batch.mask, batch.labels)
 
-    def encode(self, batch: Batch) -> Batch:
+    def with_states(self, batch: Batch) -> Batch:
         """The batch with the states of its tokens."""
-        return replace(batch, encoded=self.states(batch))
+        return replace(batch, states=self.states(batch))
 
     def note_attention(self, batch: Batch) -> Tensor:
         """The weights (B, K, T) of the labels (B, K) of each note over its tokens."""
         return self.attention(batch)
 
     def _states(self, batch: Batch) -> Tensor:
-        return self.states(batch) if batch.encoded is None else batch.encoded
+        return self.states(batch) if batch.states is None else batch.states
 
 
 def slice_batch(batch: Batch, notes: slice, labels: Tensor) -> Batch:
     """Some notes of a batch with other labels."""
-    encoded = None if batch.encoded is None else batch.encoded[notes]
-    return replace(batch, tokens=batch.tokens[notes], lengths=batch.lengths[notes], labels=labels, encoded=encoded)
+    states = None if batch.states is None else batch.states[notes]
+    return replace(batch, tokens=batch.tokens[notes], lengths=batch.lengths[notes], labels=labels, states=states)

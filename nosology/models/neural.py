@@ -227,18 +227,18 @@ class NeuralModel(CalibratedNet[NetT], Generic[NetT, SettingsT, TokenizerT]):
         return logits
 
     def _scored(
-        self, encodings: Sequence[TokenIds], labels: Sequence[int] | None, *, encode: bool = False
+        self, encodings: Sequence[TokenIds], labels: Sequence[int] | None, *, keep_states: bool = False
     ) -> Iterator[tuple[np.ndarray, Batch, HostCopy]]:
         """Batches of notes with tokens: their rows, the batch on the device, and its logits.
 
-        encode: the batch keeps what its attention needs.
+        keep_states: the batch has the states that its attention needs.
         """
         selected = None if labels is None else torch.tensor(labels, dtype=torch.int64)
         lengths = np.array([len(encoding.ids) for encoding in encodings], dtype=np.int64)
         for rows in by_length(lengths, *batch_limits(self.device)):
             batch = Batch(*pad_notes([encodings[row].ids for row in rows]), labels=selected)
             batch = (pin_memory(batch) if self.device.type == "cuda" else batch).to(self.device)
-            batch = self.net.encode(batch) if encode else batch
+            batch = self.net.with_states(batch) if keep_states else batch
             yield rows, batch, HostCopy(self.score_batch(batch, [encodings[row] for row in rows]).float())
 
     def explain(
@@ -257,7 +257,7 @@ class NeuralModel(CalibratedNet[NetT], Generic[NetT, SettingsT, TokenizerT]):
             return rows, chosen, self._attention_copies(batch, [columns for _, columns in chosen])
 
         with self.inference():
-            scored = one_ahead(self._scored(encodings, None, encode=True))
+            scored = one_ahead(self._scored(encodings, None, keep_states=True))
             for rows, chosen, copies in one_ahead(attend(*item) for item in scored):
                 weights = chain.from_iterable(copy.numpy() for copy in copies)
                 for row, (choice, columns), of_note in zip(rows.tolist(), chosen, weights):

@@ -43,7 +43,7 @@ class Batch:
     labels: Tensor | None = None
     targets: Tensor | None = None  # (B, L) float32, 0 or 1
     notes: Tensor | None = None  # (B,) int64, on the CPU: rows of the train notes
-    encoded: Tensor | None = None  # (B, T, D) states of the tokens, if they are known (`LabelNet.encode`)
+    states: Tensor | None = None  # (B, T, D) of the tokens, if they are known (`LabelNet.with_states`)
 
     @property
     def mask(self) -> Tensor:

@@ -88,7 +88,7 @@ class DualLaatNet(LabelNet):
     @torch.no_grad()
     def logits(self, batch: Batch, queries: Tensor | None = None) -> Tensor:
         """Logits (B, L) for queries (M, L, P); None: for those of the labels of the batch."""
-        states = self.states(batch) if batch.encoded is None else batch.encoded
+        states = self.states(batch) if batch.states is None else batch.states
         queries = self._label_queries(batch) if queries is None else queries
         head = self._head().to(states.dtype)
         return dual_logits(states, self._attended(batch, states), queries.to(states.dtype), head)
@@ -99,15 +99,15 @@ class DualLaatNet(LabelNet):
 
         For queries (M, B, L, P) each note has its own labels.
         """
-        states = self.states(batch) if batch.encoded is None else batch.encoded
+        states = self.states(batch) if batch.states is None else batch.states
         queries = self._label_queries(batch) if queries is None else queries
         lengths = self._attended(batch, states).clamp(min=1).to(states.device)
         weights = mean_attention(states, lengths, queries.to(states.dtype), self._head().to(states.dtype))
         return weights[..., : batch.tokens.shape[1]]
 
-    def encode(self, batch: Batch) -> Batch:
+    def with_states(self, batch: Batch) -> Batch:
         """The batch with the states of its tokens."""
-        return replace(batch, encoded=self.states(batch))
+        return replace(batch, states=self.states(batch))
 
     def _label_queries(self, batch: Batch) -> Tensor:
         return self.all_queries(self.descriptions if batch.labels is None else self.descriptions[batch.labels])
@@ -249,7 +249,7 @@ class DualLaat(NeuralModel[DualLaatNet, DualLaatSettings, WordTokenizer]):
         """Logits (B, L); in two stages, a code that is not among a note's candidates has the logit `EXCLUDED_LOGIT`."""
         if self.retriever is None or not 0 < self.candidates < len(self.labels):
             return self.batch_logits(batch)
-        states = self.net.states(batch) if batch.encoded is None else batch.encoded
+        states = self.net.states(batch) if batch.states is None else batch.states
         logits = states.new_full((len(encodings), len(self.labels)), EXCLUDED_LOGIT, dtype=torch.float32)
         candidates = [
             torch.from_numpy(self.retriever.retrieve(encoding.ids, self.candidates)) for encoding in encodings
@@ -259,7 +259,7 @@ class DualLaat(NeuralModel[DualLaatNet, DualLaatSettings, WordTokenizer]):
         queries = self._encoded(needed)
         for row, chosen in enumerate(chosen.to(states.device) for chosen in candidates):
             note = slice(row, row + 1)
-            one = Batch(batch.tokens[note], batch.lengths[note], encoded=states[note])
+            one = Batch(batch.tokens[note], batch.lengths[note], states=states[note])
             logits[row, chosen] = self.net.logits(one, queries[:, chosen])[0].float()
         return logits if batch.labels is None else logits[:, batch.labels.to(logits.device, non_blocking=True)]
 

@@ -53,7 +53,8 @@ class SyntheticBatch:
 class ReportBatch(Batch):
     """B reports. Reports after the last row of `targets` are only there as neighbours of synthetic rows."""
 
-    states: Tensor | GatheredStates | None = None  # (B, T, D) of a frozen encoder
+    # (B, T, D) of a frozen encoder, gathered when the batch is moved to a device
+    states: Tensor | GatheredStates | None = None  # pyrefly: ignore[bad-override]
     columns: Tensor | None = None  # (B, C)
     offset: Tensor | None = None  # (B, all labels) logits of another model, to which the net adds
     synthetic: SyntheticBatch | None = None
