@@ -28,10 +28,10 @@ from nosology.evaluation import Evaluation, brief, examine
 from nosology.evaluation.decision import Decision
 from nosology.models.compare import METRICS
 from nosology.models.hmhan.hmhan_decision import mask_by_date, tune_on_held_out
+from nosology.models.hmhan.hmhan_ensemble import HmhanEnsembleTrainer
 from nosology.models.hmhan.hmhan_model import Hmhan
 from nosology.models.hmhan.hmhan_net import HmhanEnsemble, HmhanNet
 from nosology.models.hmhan.hmhan_settings import CombinationSettings, HmhanRecipe, SmoteSettings
-from nosology.models.hmhan.hmhan_trainer import HmhanEnsembleTrainer
 from nosology.models.hmhan.mlsmote import SyntheticRows
 from nosology.models.hmhan.report_batches import ReportBatchBuilder, ReportDataset
 from nosology.training.examples import Examples

@@ -29,9 +29,10 @@ from nosology.evaluation import Evaluation
 from nosology.explanation.attribution import attribute
 from nosology.models.bundle import Bundle
 from nosology.models.compare import evaluate_bundle
+from nosology.models.hmhan.hmhan_ensemble import HmhanEnsembleTrainer
 from nosology.models.hmhan.hmhan_model import Hmhan
 from nosology.models.hmhan.hmhan_settings import HmhanRecipe
-from nosology.models.hmhan.hmhan_trainer import HmhanEnsembleTrainer, dev_metrics
+from nosology.models.hmhan.hmhan_trainer import dev_metrics
 from nosology.models.hmhan.mlsmote import minority_labels
 from nosology.models.hmhan.report_batches import ReportBatchBuilder, ReportDataset
 from nosology.models.train import train

@@ -14,7 +14,7 @@ from nosology.core import Code, DataError
 from nosology.corpora.corpus import write_corpus
 from nosology.encoders.transformer import load_pretrained
 from nosology.evaluation import brief
-from nosology.models.hmhan import hmhan_trainer
+from nosology.models.hmhan import hmhan_ensemble
 from nosology.models.hmhan.report_batches import ReportBatchBuilder
 from nosology.reproduce import hmhan_leakage
 from nosology.reproduce import hmhan_runs as runs
@@ -62,7 +62,7 @@ def test_rows_of_each_protocol_are_stratified_by_code():
 def test_nothing_but_the_assignment_of_rows_differs_between_protocols(tiny, tmp_path, monkeypatch):
     """Every arm has the same labels, settings and batches, stops early on its dev rows, and is tuned on them once."""
     runs, tuned, best = [], [], []
-    fit, tune = hmhan_trainer.fit, hmhan_leakage.tune_on_held_out
+    fit, tune = hmhan_ensemble.fit, hmhan_leakage.tune_on_held_out
 
     def recording_fit(run):
         curve = []
@@ -85,7 +85,7 @@ def test_nothing_but_the_assignment_of_rows_differs_between_protocols(tiny, tmp_
         tuned.append((recipe, model.labels.codes))
         return tune(recipe, model, logits, held_out, gold)
 
-    monkeypatch.setattr(hmhan_trainer, "fit", recording_fit)
+    monkeypatch.setattr(hmhan_ensemble, "fit", recording_fit)
     monkeypatch.setattr(hmhan_leakage, "tune_on_held_out", recording_tune)
     notes = [replace(note, split=None, patient=f"p{i // 4}") for i, note in enumerate(small_notes(80))]
     protocols(tiny, corpus_of(notes, tmp_path / "corpus"), tmp_path)

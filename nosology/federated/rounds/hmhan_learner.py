@@ -32,9 +32,9 @@ from nosology.federated.rounds.hmhan_site import (
     shared_weights,
 )
 from nosology.federated.rounds.learner import FederatedLearner, LabelRows, SiteFiles
+from nosology.models.hmhan.hmhan_ensemble import HmhanEnsembleTrainer, load_report_encoder
 from nosology.models.hmhan.hmhan_model import Hmhan
 from nosology.models.hmhan.hmhan_settings import ColumnSettings
-from nosology.models.hmhan.hmhan_trainer import HmhanEnsembleTrainer, load_report_encoder
 from nosology.models.hmhan.report_features import MAX_NUMBER, MAX_VALUES, MetadataColumns
 from nosology.training.calibration import PlattScaling
 from nosology.training.examples import Examples

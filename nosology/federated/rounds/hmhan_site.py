@@ -36,9 +36,9 @@ from nosology.federated.rounds.learner import LabelRows
 from nosology.federated.rounds.personal_layers import mark, marked
 from nosology.models.hmhan.encoder_states import encoder_fingerprint
 from nosology.models.hmhan.hmhan_decision import mask_by_date
+from nosology.models.hmhan.hmhan_ensemble import HmhanEnsembleTrainer
 from nosology.models.hmhan.hmhan_model import Hmhan
 from nosology.models.hmhan.hmhan_net import HmhanEnsemble, HmhanNet
-from nosology.models.hmhan.hmhan_trainer import HmhanEnsembleTrainer
 from nosology.models.hmhan.report_batches import ReportBatchBuilder, ReportDataset
 from nosology.models.hmhan.report_features import MetadataColumns, column_number
 from nosology.training.calibration import EXCLUDED_LOGIT, PlattScaling

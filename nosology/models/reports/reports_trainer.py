@@ -13,9 +13,10 @@ from nosology.core.label_space import LabelSpace
 from nosology.core.progress import progress
 from nosology.encoders.tokenizers import ReportTokenizer
 from nosology.models.hmhan.hmhan_decision import mask_by_date
+from nosology.models.hmhan.hmhan_ensemble import HmhanEnsembleTrainer
 from nosology.models.hmhan.hmhan_net import HmhanEnsemble
 from nosology.models.hmhan.hmhan_settings import HmhanRecipe
-from nosology.models.hmhan.hmhan_trainer import HmhanEnsembleTrainer, HmhanTrainer
+from nosology.models.hmhan.hmhan_trainer import HmhanTrainer
 from nosology.models.hmhan.report_batches import ReportDataset, assign_folds
 from nosology.models.hmhan.report_features import MetadataColumns
 from nosology.models.reports.reports_model import Reports, mixed_logits

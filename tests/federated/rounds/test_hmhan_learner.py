@@ -21,7 +21,7 @@ from nosology.federated.rounds.messages import STATISTICS
 from nosology.federated.rounds.personal_layers import complete_bundle
 from nosology.federated.rounds.simulation import simulated_sites, simulation_grid
 from nosology.models.bundle import Bundle
-from nosology.models.hmhan.hmhan_trainer import HmhanEnsembleTrainer
+from nosology.models.hmhan.hmhan_ensemble import HmhanEnsembleTrainer
 from nosology.models.hmhan.report_features import MetadataColumns
 from nosology.training.losses import class_weights
 from tests.encoders.tiny import tiny_hmhan_settings

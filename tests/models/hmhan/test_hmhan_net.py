@@ -10,9 +10,9 @@ import torch
 from scipy.special import expit
 
 from nosology.config import load_recipe
+from nosology.models.hmhan.hmhan_ensemble import HmhanEnsembleTrainer
 from nosology.models.hmhan.hmhan_net import HmhanEnsemble, HmhanNet, ReportBatch
 from nosology.models.hmhan.hmhan_settings import HmhanSettings, LossSettings
-from nosology.models.hmhan.hmhan_trainer import HmhanEnsembleTrainer
 from nosology.training.losses import class_weights
 from tests.conftest import small_notes
 from tests.encoders.tiny import tiny_hmhan_settings

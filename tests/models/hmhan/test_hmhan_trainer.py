@@ -21,11 +21,12 @@ from nosology.encoders.transformer import WindowedTransformer
 from nosology.evaluation.measure import measure
 from nosology.explanation.explanation_report import explain_note
 from nosology.models.bundle import Bundle
+from nosology.models.hmhan import hmhan_ensemble
 from nosology.models.hmhan import hmhan_trainer as hmhan
 from nosology.models.hmhan.code_groups import CodeCombinations
 from nosology.models.hmhan.hmhan_decision import mask_by_date
+from nosology.models.hmhan.hmhan_ensemble import HmhanEnsembleTrainer, described_codes, load_report_encoder
 from nosology.models.hmhan.hmhan_net import HmhanEnsemble
-from nosology.models.hmhan.hmhan_trainer import HmhanEnsembleTrainer, described_codes, load_report_encoder
 from nosology.models.hmhan.report_batches import ReportBatchBuilder, ReportDataset, assign_folds
 from nosology.models.neural import EXCLUDED_LOGIT
 from nosology.models.train import train
@@ -223,7 +224,7 @@ def test_nets_learn_from_the_description_of_each_code(tiny, tmp_path, monkeypatc
 def test_no_code_is_a_negative_of_another_with_the_same_description(trained, monkeypatch):
     model = trained[0].model
     texts = {code: "infection" if code.system == "icd10cm" else str(code) for code in model.labels.codes}
-    monkeypatch.setattr(hmhan, "label_description", lambda code, **_: texts[code])
+    monkeypatch.setattr(hmhan_ensemble, "label_description", lambda code, **_: texts[code])
     reports, gold, _ = described_codes(model)
     assert len(reports) == len(model.labels)
     for row, code in zip(gold, model.labels.codes):
@@ -303,7 +304,9 @@ def test_states_on_device_and_from_disk_train_the_same_net(tiny, tmp_path, monke
     rows, curves, nets = np.arange(40), [], []
     for on_device in (False, True):
         if on_device:
-            monkeypatch.setattr(hmhan, "load_on_device", lambda states, device, _: DeviceCachedStates(states, device))
+            monkeypatch.setattr(
+                hmhan_ensemble, "load_on_device", lambda states, device, _: DeviceCachedStates(states, device)
+            )
         notes = with_columns(small_notes(40))  # of both ICD versions
         trainer = HmhanEnsembleTrainer.from_notes(
             load_recipe("hmhan", settings), notes, tmp_path / f"run-{on_device}", ""
