@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nosology.core import SYSTEMS, DataError, Evidence, Note
-from nosology.corpora.text_files import Source, input_file, table_rows, text_lines
+from nosology.corpora.text_files import Source, input_file, is_gzip, table_rows, text_lines
 from nosology.corpora.validation import RecordValidator, check_columns, location, parse_split, parse_system, readable
 
 FIELDS = ("id", "text", "patient", "site", "split", "lang", "codes", "evidence")
@@ -39,7 +39,12 @@ def _format(name: str | Path) -> str | None:
 
 
 def read_notes(
-    source: Source, validator: RecordValidator | None = None, *, system: str | None = None, coded: bool = True
+    source: Source,
+    validator: RecordValidator | None = None,
+    *,
+    system: str | None = None,
+    coded: bool = True,
+    plain: bool = True,
 ) -> Iterator[Note]:
     """The notes of a file, one by one.
 
@@ -50,7 +55,7 @@ def read_notes(
 
     system: the code system of codes without one.
 
-    coded: False ignores codes and evidence.
+    coded: False ignores codes and evidence. plain: False also returns notes that are not plain text.
     """
     file, drops_notes, validator = input_file(source), validator is not None, validator or RecordValidator(strict=True)
     file_format = _format(file.name)
@@ -65,7 +70,7 @@ def read_notes(
         note = note_from_json(record, validator, file=file, row=row, system=system)
         if drops_notes and not validator.accepts(note.id, note.text, file, row):
             continue
-        if drops_notes or validator.is_text(note.text, file, row):
+        if drops_notes or not plain or validator.is_text(note.text, file, row):
             yield note
 
 
@@ -133,6 +138,8 @@ def json_records(source: Source, validator: RecordValidator) -> Iterator[tuple[i
         try:
             record = json.loads(line, object_pairs_hook=_unique_keys)
         except (ValueError, RecursionError) as error:
+            if row == 1 and str(source).lower().endswith(".gz") and not is_gzip(source):
+                raise DataError(f"{source} is not a gzip file, and not lines of JSON") from error
             reason = getattr(error, "msg", "nested too deep, or a number too long")
             raise DataError(f"{location(source, row)}: not a line of JSON ({reason})") from error
         if not isinstance(record, dict):
