@@ -114,6 +114,8 @@ def _print_counts(manifest: dict[str, Any]) -> None:
     for kind, issue in counts["troubles"].items():
         typer.echo(f"{issue['count']:,} {ISSUES[kind].description}: {', '.join(issue['first'])}")
     typer.echo(f"hash {manifest['hash']}")
+    for caution in counts["cautions"]:
+        typer.echo(f"caution: {caution}", err=True)
 
 
 @app.command()

@@ -32,6 +32,21 @@ def test_prepare_then_stats(notes, tmp_path):
     assert (stats["notes"], stats["distinct_codes"]) == (3, 1)
 
 
+def test_misspelt_columns_are_named(tmp_path):
+    notes = tmp_path / "notes.csv"
+    notes.write_text("id,text,code,spilt,ward\n1,cough,I10,test,north\n")
+    result = run("prepare", "table", notes, "--out", tmp_path / "c", "--min-count", 1)
+    assert result.stderr.splitlines() == [
+        f"caution: notes.csv: column '{name}' is kept as a further field; did you mean {field}?"
+        for name, field in (("code", "codes"), ("spilt", "split"))
+    ]
+    with pytest.raises(DataError, match=r"no note is left.*did you mean codes"):
+        run("prepare", "table", notes, "--out", tmp_path / "d", "--drop-uncoded")
+    notes.write_text("id,text,split\n1,cough,test\n")
+    result = run("prepare", "table", notes, "--out", tmp_path / "c")
+    assert result.stderr == "caution: notes.csv: there is no column codes, so its notes have no codes\n"
+
+
 def test_recipe_prints_expected_and_actual_counts(notes, tmp_path):
     recipe = tmp_path / "r.toml"
     recipe.write_text('kind = "table"\n[expected]\nnotes = 3\ncodes = 7\n')
