@@ -1,4 +1,5 @@
 import json
+import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -64,6 +65,15 @@ def test_unknown_kind_lists_the_allowed_kinds(notes, tmp_path):
 def test_options_without_effect_on_reviews_are_refused(tmp_path, option):
     with pytest.raises(ConfigError, match=f"{option[0]} has no effect on reviews; leave it out"):
         run("prepare", "reviews", tmp_path / "store.db", "--out", tmp_path / "c", *option)
+
+
+def test_reviews_without_the_packages_of_the_workbench(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "nosology.workbench.database", None)
+    with pytest.raises(DataError, match="no such store"):
+        run("prepare", "reviews", tmp_path / "store.db", "--out", tmp_path / "c")
+    (tmp_path / "store.db").touch()
+    with pytest.raises(ConfigError, match=r"pip install 'nosology\[workbench\]'"):
+        run("prepare", "reviews", tmp_path / "store.db", "--out", tmp_path / "c")
 
 
 @pytest.mark.parametrize("words", [["prepare", "table", "{notes}", "--min-count", 2], ["prepare", "table", "{notes}"]])
