@@ -546,6 +546,23 @@ def test_control_characters_of_an_id_are_not_printed(run, small_bundle, tmp_path
     assert code == 0 and "n\ufffd[31m: 1 code" in out and "\x1b" not in out
 
 
+def test_compare_goes_on_and_replaces_no_comparison_of_another_corpus(run, small_corpus, tmp_path):
+    words = ["compare", "linear", "--corpus", small_corpus.folder, "--out", tmp_path / "out"]
+    assert run(*words, "--seeds", "1")[0] == 0
+    first = (tmp_path / "out" / "linear-0" / "bundle.json").stat().st_mtime_ns
+    assert run(*words, "--seeds", "2")[0] == 0 and (tmp_path / "out" / "linear-1").is_dir()
+    assert (tmp_path / "out" / "linear-0" / "bundle.json").stat().st_mtime_ns == first
+    result = (tmp_path / "out" / "compare.json").read_bytes()
+    other = write_corpus(small_notes(60, seed=5), tmp_path / "other", source={"kind": "test"}, filters=[], counts={})
+    code, _, err = run("compare", "lexicon", "--corpus", other.folder, "--out", tmp_path / "out")
+    assert code == 1 and "linear-0 is of another corpus; give another folder" in err
+    assert (tmp_path / "out" / "compare.json").read_bytes() == result
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").touch()
+    code, _, err = run(*words[:-1], tmp_path / "mine")
+    assert code == 1 and "it has other files, such as thesis.txt" in err
+
+
 @pytest.mark.parametrize("words", [["compare", "linear"], ["embed"], ["reproduce", "hmhan", "--small"]])
 def test_results_are_not_written_into_a_corpus(run, small_corpus, words):
     before = sorted(small_corpus.folder.iterdir())
