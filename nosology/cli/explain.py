@@ -44,7 +44,8 @@ def explain(
         list[str],
         typer.Option(
             help="attention, category (HMHAN, attention of the category), contributions (linear coder), occlusion or"
-            " lime; can be repeated. Default: the evidence of the coder."
+            " lime; can be repeated. Default: the evidence of the coder; with --out or --corpus, every method that it"
+            " supports (lime, if it is installed)."
         ),
     ] = [],  # noqa: B006
     samples: Annotated[int, typer.Option(min=10, help="Variants of a note that LIME scores.")] = 1000,
