@@ -62,7 +62,10 @@ def _with_part_recipes(values: dict[str, Any], source: str) -> dict[str, Any]:
         return values  # `parse_recipe` says what is wrong
     recipes = dict(changes)
     for part in filter(lambda part: isinstance(part, str), parts):
-        name, recipe = part_name(part), read_values(part)
+        try:
+            name, recipe = part_name(part), read_values(part)
+        except ConfigError as error:
+            raise ConfigError(f"{source}, parts: {error}") from error
         changed = changes.get(name, {})
         if not isinstance(changed, dict):
             raise ConfigError(f"{source}: recipes.{name} must be a table; got {changed!r}")

@@ -15,7 +15,7 @@ from importlib.resources import files
 from typing import NamedTuple
 
 from nosology.claims.assessment import TITLE
-from nosology.claims.draft import Draft, Entry
+from nosology.claims.draft import WEAK_EVIDENCE, Draft, Entry
 from nosology.claims.rules import rules
 
 _SECTIONS = {
@@ -70,7 +70,7 @@ def calibrate(draft: Draft, calibration: Calibration | None = None) -> None:
     is_short = draft.encounter.role != "attending" and len(draft.tokens) <= _SHORT_REPORT
     has_diagnosis = any(code not in weak and code[0] not in _NO_DIAGNOSIS for code in draft.entries)
     for code in weak if has_diagnosis and not is_short else ():
-        draft.drop(code, "the words of the note are too weak evidence for this code", "weak-evidence")
+        draft.drop(code, "the words of the note are too weak evidence for this code", WEAK_EVIDENCE)
 
 
 @cache

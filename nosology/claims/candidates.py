@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nosology.claims.draft import Draft, Entry, LeftOut, matches
+from nosology.claims.draft import WEAK_EVIDENCE, Draft, Entry, LeftOut, matches
 from nosology.claims.mention_status import objection
 from nosology.codes.related_codes import is_past_event, personal_history
 from nosology.core import Span, Suggestion
@@ -11,7 +11,10 @@ _ALTERNATIVE = 0.5  # share of the probability of the first reading
 
 
 def add_candidates(draft: Draft) -> None:
-    """Fills the draft with the accepted suggestions; what a mention's context forbids is left out with its reason."""
+    """Fills the draft with the accepted suggestions.
+
+    What has no evidence, or what a mention's context forbids, is left out with its reason.
+    """
     for suggestion in draft.suggestions:
         if suggestion.accepted and suggestion.system == "icd10cm":
             _add(draft, suggestion)
@@ -38,12 +41,15 @@ def _add(draft: Draft, suggestion: Suggestion) -> None:
         reason = "the code set of the encounter's date does not have this code"
         draft.left_out.append(LeftOut(suggestion.code, reason, "release"))
         return
+    if not spans:  # such as a code that a coder suggests because it is frequent
+        draft.left_out.append(LeftOut(code, "no words of the note are evidence for this code", WEAK_EVIDENCE))
+        return
     reasons = [objection(draft, span, code) for span in spans]
     usable = tuple(span for span, reason in zip(spans, reasons) if not reason)
     if len(usable) < len(spans):  # what is left must not be a part of the name of another disease
         usable = tuple(span for span in usable if not _is_inside(draft, span, code))
     first = next(filter(None, reasons), None)
-    if spans and not usable and first:
+    if not usable and first:
         draft.left_out.append(LeftOut(code, first.reason, first.rule, tuple(spans)))
         personal = personal_history(code) if is_past_event(code) else None
         is_known = any(draft.section_kind(span.start) not in ("findings", "impression") for span in spans)

@@ -41,6 +41,7 @@ _OBSTETRIC = re.compile(
     re.IGNORECASE,
 )
 
+WEAK_EVIDENCE = "weak-evidence"  # the rule of codes without evidence, or with too little of it
 RULE_PROBABILITY = 0.8  # of a code that a rule reads from words of the note
 
 

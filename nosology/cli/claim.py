@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import repeat, tee
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nosology.cli.coder_commands import read_input_notes
+from nosology.cli.input_notes import InputNotes
 from nosology.core import ConfigError
 from nosology.core.errors import printable
 from nosology.core.progress import progress
@@ -52,41 +52,51 @@ def claim(
     A notes file may have the columns setting, date, sex, age, admitted, discharged and role; they take precedence.
     """
     from nosology.claims.claim import SYSTEMS, build_claim
-    from nosology.claims.encounter import Encounter, stated_fields
+    from nosology.claims.encounter import stated_fields
     from nosology.core.forked_processes import freeze_objects
     from nosology.serving.coder import Coder
 
     if system not in SYSTEMS:
         raise ConfigError(f"--system must be one of {', '.join(SYSTEMS)}; got {system!r}")
     stated = {"setting": setting, "date": date, "sex": sex, "age": age}
-    Encounter.of("", stated, system)  # a wrong option is refused before any note is coded
+    _check_options(stated, system)
     loaded = None if system == "icd10pcs" else Coder.for_claims(coder, systems=["icd10cm"])
     freeze_objects()
-    to_read = ((name, note) for name in notes for note in read_input_notes([name], "claim"))
-    if not sys.stdout.isatty():  # else the output itself shows the progress
-        to_read = progress(to_read, "coding")
+    read = InputNotes(notes, "claim")
+    to_read = iter(read) if sys.stdout.isatty() else progress(read, "coding")  # a terminal shows the claims themselves
     for_encounters, to_code = tee(to_read)
     # Procedures are read from the text.
-    all_suggestions = loaded.code_all(note for _, note in to_code) if loaded else repeat(())
+    all_suggestions = loaded.code_all(item.note for item in to_code) if loaded else repeat(())
     chooser = getattr(loaded.model, "siblings", None) if loaded else None  # a lexicon has one
-    failed = 0
-    for (name, note), suggestions in zip(for_encounters, all_suggestions):
-        fields = stated | stated_fields(note)
-        try:
-            result = build_claim(note.id, note.text, suggestions, fields, system=system, chooser=chooser)
-        except ConfigError as error:  # a wrong field of this note
-            failed += 1
-            where = "standard input" if name == "-" else printable(name)
-            typer.echo(f"caution: {where}: note {printable(note.id)} has no claim: {error}", err=True)
-            if as_json:
-                typer.echo(json.dumps({"id": note.id, "error": str(error)}, ensure_ascii=False))
-            continue
+    for item, suggestions in zip(for_encounters, all_suggestions):
+        note, error, result = item.note, item.error, None
+        if not error:
+            fields = stated | stated_fields(note)
+            try:
+                result = build_claim(note.id, note.text, suggestions, fields, system=system, chooser=chooser)
+            except ConfigError as wrong_field:
+                error = read.refuse(item, str(wrong_field), "has no claim").error
         if as_json:
-            typer.echo(json.dumps(result.to_json(), ensure_ascii=False))
-        else:
+            line = result.to_json() if result else {"id": note.id, "error": error}
+            typer.echo(json.dumps(line, ensure_ascii=False))
+        elif result:
             _print_claim(result)
-    if failed:
-        typer.echo(f"caution: {failed:,} note{'' if failed == 1 else 's'} could not be used", err=True)
+    read.exit_if_failed()
+
+
+def _check_options(stated: Mapping[str, Any], system: str) -> None:
+    """Raises ConfigError for a value that no encounter can have, before any note is coded.
+
+    The message has the value: an option, unlike a column of a notes file, has no text of a note.
+    """
+    from nosology.claims.encounter import Encounter
+
+    for name, value in stated.items():
+        try:
+            Encounter.of("", {name: value}, system)
+        except ConfigError as error:
+            given = "" if name == "age" else f"; got {value!r}"  # that of the age is shown already
+            raise ConfigError(f"{error}{given}") from error
 
 
 def _print_claim(result: Claim) -> None:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import tee
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from nosology.cli.command_group import CommandGroup, recipe_names, refuse_unused
-from nosology.core import Code, ConfigError, DataError, Note, Suggestion
+from nosology.cli.input_notes import InputNote, InputNotes
+from nosology.core import Code, ConfigError, Note, Suggestion
 from nosology.core.errors import printable
 from nosology.core.progress import progress
 
@@ -119,13 +119,16 @@ def code(
 
     if engine != "ray":
         refuse_unused(("address",), "without --engine ray")
+    read = InputNotes(notes)
+    for_errors, to_code = tee(read)
     if engine == "ray" and as_json and not settings:
         from nosology.serving.ray_engine import code_on_ray
 
         options = {"bundle": bundle, "top": top, "release": release, "codes": codes, "systems": system}
-        coded_notes = code_on_ray(read_input_notes(notes), workers=workers or 2, address=address, **options)
-        for note_id, predictions in coded_notes if sys.stdout.isatty() else progress(coded_notes, "coding"):
-            typer.echo(f'{{"id": {json.dumps(note_id, ensure_ascii=False)}, "codes": {predictions}}}')
+        coded_notes = code_on_ray((item.note for item in to_code), workers=workers or 2, address=address, **options)
+        lines = (f'{{"id": {_json(note_id)}, "codes": {predictions}}}' for note_id, predictions in coded_notes)
+        _print_coded(for_errors, lines, as_json=True)
+        read.exit_if_failed()
         return
     if engine != "local":
         raise ConfigError(f"--engine must be local, or ray with --json and without --set; got {engine!r}")
@@ -140,24 +143,37 @@ def code(
         return _shown(note.id, next(coder.code_all([note], top)), as_json, only_accepted=not top)
 
     freeze_objects()
-    to_read = read_input_notes(notes)
     if coder.model.kind == "lexicon":
-        shown = forked_map(coded, to_read, workers or cores())
+        shown = forked_map(coded, (item.note for item in to_code), workers or cores())
     else:
-        for_ids, to_code = tee(to_read)
+        for_ids, to_code = tee(to_code)
         shown = (
-            _shown(note.id, suggestions, as_json, only_accepted=not top)
-            for note, suggestions in zip(for_ids, coder.code_all(to_code, top))
+            _shown(item.note.id, suggestions, as_json, only_accepted=not top)
+            for item, suggestions in zip(for_ids, coder.code_all((item.note for item in to_code), top))
         )
-    for text in shown if sys.stdout.isatty() else progress(shown, "coding"):  # a terminal shows the codes themselves
-        typer.echo(text)
+    _print_coded(for_errors, shown, as_json)
+    read.exit_if_failed()
+
+
+def _print_coded(notes: Iterable[InputNote], shown: Iterable[str], as_json: bool) -> None:
+    """Prints what is shown of each note; of one that cannot be used the error, as JSON only."""
+    # A terminal shows the codes themselves.
+    for text, item in zip(shown if sys.stdout.isatty() else progress(shown, "coding"), notes):
+        if not item.error:
+            typer.echo(text)
+        elif as_json:
+            typer.echo(_json({"id": item.note.id, "error": item.error}))
 
 
 def _shown(note_id: str, suggestions: list[Suggestion], as_json: bool, *, only_accepted: bool) -> str:
     """The suggestions of a note as the command prints them."""
     if as_json:
-        return json.dumps({"id": note_id, "codes": [item.to_json() for item in suggestions]}, ensure_ascii=False)
+        return _json({"id": note_id, "codes": [item.to_json() for item in suggestions]})
     return _suggestions_text(note_id, [item for item in suggestions if item.accepted or not only_accepted])
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _warn_of_leaked_patients(corpora: list[Corpus]) -> None:
@@ -192,46 +208,6 @@ def _suggestions_text(note_id: str, suggestions: list[Suggestion]) -> str:
         none = "(no evidence in this note)"
         lines.append(f"{'':18}{', '.join(words) or none}")
     return "\n".join(lines)
-
-
-def read_input_notes(names: list[str], command: str = "code BUNDLE") -> Iterator[Note]:
-    """The notes of text files, of notes files (with their columns), and of standard input (-).
-
-    command: for the hint that a text can be piped.
-    """
-    from nosology.corpora.notes_file import is_notes_file, read_notes
-    from nosology.corpora.text_files import InputFile, note_text, open_bytes
-
-    for name in names:
-        file = (
-            InputFile(sys.stdin.buffer, "standard input") if name == "-" else InputFile(_check_is_file(name, command))
-        )
-        if name != "-" and is_notes_file(name):
-            notes = read_notes(file, coded=False)
-        else:
-            with open_bytes(file) as raw:
-                # A file name may have bytes that are not UTF-8.
-                notes = iter([Note(Path(name).name.encode("utf-8", "replace").decode(), note_text(raw.read(), file))])
-        note = None
-        for note in notes:
-            if not note.text.strip():
-                typer.echo(f"caution: {printable(note.id)} is empty: there is nothing to code", err=True)
-            yield note
-        if note is None:
-            typer.echo(f"caution: {printable(name)} has no note", err=True)
-
-
-def _check_is_file(name: str, command: str) -> str:
-    """The name; DataError with a hint if this is no file. An argument that may be the text of a note is not shown."""
-    if os.path.isfile(name):  # noqa: PTH113 (False, not an error, for a text that is too long for a path)
-        return name
-    if os.path.exists(name) and Path(name).is_fifo():  # noqa: PTH110 (such as <(command) of a shell)
-        return name
-    if os.path.isdir(name):  # noqa: PTH112
-        raise DataError(f"{name} is a folder; give its files, for example {Path(name) / '*.txt'}")
-    is_text = len(name.split()) > 2 or len(name) > 200
-    missing = "NOTE must be a file" if is_text else f"no such file: {name} (NOTE must be a text file or a notes file"
-    raise DataError(f"{missing}{'' if is_text else ')'}; to code a text, pipe it: echo TEXT | nosology {command} -")
 
 
 def caution_missing(bundle: Bundle) -> None:

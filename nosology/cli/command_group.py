@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
@@ -72,6 +73,15 @@ def refuse_unused(names: Iterable[str], reason: str) -> None:
     for parameter in context.command.params:
         if parameter.name in names and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE:
             raise ConfigError(f"{parameter.opts[0]} has no effect {reason}; leave it out")
+
+
+@contextmanager
+def workbench_packages() -> Iterator[None]:
+    """Raises ConfigError, which says what to install, if an import of the workbench fails in the block."""
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigError("the workbench needs more packages: pip install 'nosology[workbench]'") from error
 
 
 def recipe_names(kind: str = "") -> str:

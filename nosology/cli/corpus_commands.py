@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nosology.cli.command_group import CommandGroup, refuse_unused
+from nosology.cli.command_group import CommandGroup, refuse_unused, workbench_packages
 from nosology.core import ConfigError, DataError, Note
 from nosology.core.errors import printable
 from nosology.core.files import check_parent_folder
@@ -74,8 +74,6 @@ def prepare(
 def _prepare_reviews(paths: list[Path], out: Path, recipe: CorpusRecipe, splits: list[Path]) -> Corpus:
     """The corpus of the reviews in a workbench. It does not contain the address, which may have a password."""
     from nosology.corpora.prepare import prepare
-    from nosology.workbench.database import open_database
-    from nosology.workbench.export import reviewed_notes
 
     if len(paths) != 1:
         raise ConfigError(f"reviews needs one store, a file or postgresql:// address; got {len(paths)}")
@@ -84,6 +82,10 @@ def _prepare_reviews(paths: list[Path], out: Path, recipe: CorpusRecipe, splits:
         address = address.replace(":/", "://", 1)  # Path removes a slash
     elif not paths[0].is_file():
         raise DataError(f"no such store: {paths[0]}")
+    with workbench_packages():
+        from nosology.workbench.database import open_database
+        from nosology.workbench.export import reviewed_notes
+
     database = open_database(address, existing=True)
 
     def read(*_: object) -> Iterator[Note]:
@@ -114,6 +116,8 @@ def _print_counts(manifest: dict[str, Any]) -> None:
     for kind, issue in counts["troubles"].items():
         typer.echo(f"{issue['count']:,} {ISSUES[kind].description}: {', '.join(issue['first'])}")
     typer.echo(f"hash {manifest['hash']}")
+    for caution in counts["cautions"]:
+        typer.echo(f"caution: {caution}", err=True)
 
 
 @app.command()

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nosology.cli.coder_commands import read_input_notes
 from nosology.cli.command_group import refuse_unused
+from nosology.cli.input_notes import InputNotes
 from nosology.core import Code, CodeError, ConfigError, Note
 from nosology.core.errors import printable
 
@@ -44,7 +44,8 @@ def explain(
         list[str],
         typer.Option(
             help="attention, category (HMHAN, attention of the category), contributions (linear coder), occlusion or"
-            " lime; can be repeated. Default: the evidence of the coder."
+            " lime; can be repeated. Default: the evidence of the coder; with --out or --corpus, every method that it"
+            " supports (lime, if it is installed)."
         ),
     ] = [],  # noqa: B006
     samples: Annotated[int, typer.Option(min=10, help="Variants of a note that LIME scores.")] = 1000,
@@ -75,12 +76,11 @@ def explain(
         for column in columns:
             _print_row(_informative_words(loaded.model, column, tokens), as_json)
     else:
+        read = InputNotes(notes, "explain BUNDLE")
         if method or out:
-            rows = _attributions(
-                loaded, read_input_notes(notes, "explain BUNDLE"), columns, system, method, samples, tokens, out
-            )
+            rows = _attributions(loaded, read.usable(), columns, system, method, samples, tokens, out)
         else:
-            rows = _evidence(loaded, read_input_notes(notes, "explain BUNDLE"), columns, system, tokens)
+            rows = _evidence(loaded, read.usable(), columns, system, tokens)
         count = 0
         for count, row in enumerate(rows, 1):  # noqa: B007 (used below)
             _print_row(row, as_json)
@@ -88,6 +88,7 @@ def explain(
             typer.echo("no code is accepted for these notes; --code explains a code that is not accepted", err=True)
         if out is not None:
             typer.echo(f"{out}: pages and pictures", err=as_json)
+        read.exit_if_failed()
 
 
 def _refuse_unused_options(notes: bool, code: bool, corpus: bool, method: list[str], out: Path | None) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from nosology.cli.command_group import refuse_unused
+from nosology.cli.command_group import refuse_unused, workbench_packages
 from nosology.core import ConfigError
 
 
@@ -44,11 +44,9 @@ def serve(
     ] = [],  # noqa: B006 (typer copies it)
 ) -> None:
     """Serve the workbench, where people review suggestions. $NOSOLOGY_OIDC_SECRET is OpenID Connect's secret."""
-    try:
+    with workbench_packages():
         from nosology.workbench.app import serve as run_server
         from nosology.workbench.server_settings import OidcSettings, ServerSettings
-    except ImportError as error:
-        raise ConfigError("the workbench needs more packages: pip install 'nosology[workbench]'") from error
 
     oidc = None
     if oidc_issuer is None and oidc_client is None:

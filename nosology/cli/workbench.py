@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from nosology.cli.command_group import CommandGroup
-from nosology.core import ConfigError
+from nosology.cli.command_group import CommandGroup, workbench_packages
 
 app = CommandGroup("The store of the workbench: backup and restore.")
 Store = Annotated[str, typer.Argument(help="A file of SQLite, or postgresql://user@host/name.")]
@@ -33,8 +32,6 @@ def restore(
 
 
 def _copies() -> Any:
-    try:
+    with workbench_packages():
         from nosology.workbench import store_copy
-    except ImportError as error:
-        raise ConfigError("the workbench needs more packages: pip install 'nosology[workbench]'") from error
     return store_copy

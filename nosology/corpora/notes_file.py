@@ -10,14 +10,24 @@ import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from nosology.core import SYSTEMS, DataError, Evidence, Note
-from nosology.corpora.text_files import Source, input_file, table_rows, text_lines
-from nosology.corpora.validation import RecordValidator, check_columns, location, parse_split, parse_system, readable
+from nosology.corpora.text_files import Source, input_file, is_gzip, table_rows, text_lines
+from nosology.corpora.validation import (
+    RecordValidator,
+    check_columns,
+    location,
+    parse_split,
+    parse_system,
+    readable,
+    safe_repr,
+)
 
 FIELDS = ("id", "text", "patient", "site", "split", "lang", "codes", "evidence")
+_CLOSE = 0.8  # similarity of a misspelt name of a column
 _FORMATS = {
     ".jsonl": "json",
     ".ndjson": "json",
@@ -39,7 +49,12 @@ def _format(name: str | Path) -> str | None:
 
 
 def read_notes(
-    source: Source, validator: RecordValidator | None = None, *, system: str | None = None, coded: bool = True
+    source: Source,
+    validator: RecordValidator | None = None,
+    *,
+    system: str | None = None,
+    coded: bool = True,
+    plain: bool = True,
 ) -> Iterator[Note]:
     """The notes of a file, one by one.
 
@@ -50,7 +65,7 @@ def read_notes(
 
     system: the code system of codes without one.
 
-    coded: False ignores codes and evidence.
+    coded: False ignores codes and evidence. plain: False also returns notes that are not plain text.
     """
     file, drops_notes, validator = input_file(source), validator is not None, validator or RecordValidator(strict=True)
     file_format = _format(file.name)
@@ -59,13 +74,17 @@ def read_notes(
     if not file.exists():
         raise DataError(f"{file}: no such notes file")
     records = {"json": json_records, "table": _table_records, "parquet": _parquet_records}[file_format]
+    is_first = True
     for row, record in records(file, validator):
+        if is_first and coded:
+            validator.cautions += _column_cautions(file, list(record), is_table=file_format != "json")
+        is_first = False
         if not coded:
             record = {name: value for name, value in record.items() if name not in ("codes", "evidence")}
         note = note_from_json(record, validator, file=file, row=row, system=system)
         if drops_notes and not validator.accepts(note.id, note.text, file, row):
             continue
-        if drops_notes or validator.is_text(note.text, file, row):
+        if drops_notes or not plain or validator.is_text(note.text, file, row):
             yield note
 
 
@@ -76,6 +95,17 @@ def read_notes_files(
     for source in sources:
         for note in read_notes(source, validator, system=system):
             yield note if note.lang or lang is None else replace(note, lang=lang)
+
+
+def _column_cautions(file: Source, names: list[str], *, is_table: bool) -> Iterator[str]:
+    """What may be wrong with the columns of a file with gold codes: a misspelt name, a table without codes."""
+    where, absent = location(file, 0), [name for name in FIELDS if name not in names]
+    for name in names:
+        if name not in FIELDS and (close := get_close_matches(name.lower(), absent, 1, _CLOSE)):
+            absent.remove(close[0])
+            yield f"{where}: column {safe_repr(name)} is kept as a further field; did you mean {close[0]}?"
+    if is_table and "codes" in absent:
+        yield f"{where}: there is no column codes, so its notes have no codes"
 
 
 def note_from_json(
@@ -133,6 +163,8 @@ def json_records(source: Source, validator: RecordValidator) -> Iterator[tuple[i
         try:
             record = json.loads(line, object_pairs_hook=_unique_keys)
         except (ValueError, RecursionError) as error:
+            if row == 1 and str(source).lower().endswith(".gz") and not is_gzip(source):
+                raise DataError(f"{source} is not a gzip file, and not lines of JSON") from error
             reason = getattr(error, "msg", "nested too deep, or a number too long")
             raise DataError(f"{location(source, row)}: not a line of JSON ({reason})") from error
         if not isinstance(record, dict):

@@ -157,7 +157,7 @@ def prepare(
         out,
         source=source,
         filters=[step.record for step in steps],
-        counts={"troubles": validator.issues},
+        counts={"troubles": validator.issues, "cautions": validator.cautions},
     )
 
 
@@ -208,7 +208,9 @@ def _require_notes(
             f"filter {step.record['filter']}: {step.record['notes_left_out']:,} notes left out" for step in steps
         ]
         where = f"{', '.join(map(str, paths))}: " if paths else ""
-        raise DataError("; ".join([f"{where}no note is left after reading and filtering", *issues, *filters]))
+        raise DataError(
+            "; ".join([f"{where}no note is left after reading and filtering", *issues, *filters, *validator.cautions])
+        )
     yield first
     yield from notes
 

@@ -28,6 +28,8 @@ RATIOS = (0.7, 0.15, 0.15)
 SKEWS = ("iid", "size", "dirichlet", "random")
 _RENAMED_SKEWS = {"equal": "iid"}
 _MIN_FAMILIES = 8
+_SPLITS = "splits of --ratios"
+_APART = "; see --no-keep-duplicates-together"
 
 
 def stratified_splits(
@@ -52,7 +54,7 @@ def stratified_splits(
         groups = group_numbers(notes, threshold=threshold)
     counts, sizes, _ = group_label_counts(notes, groups, within="site")
     used = np.flatnonzero(shares)
-    _check_parts(len(used), len(sizes), "splits")
+    _check_groups(len(used), len(sizes), _SPLITS, notes)
     splits = []
     for number in progress(range(k), "dividing the notes", unit="splits"):
         part = stratify(counts, sizes, shares[used], np.random.default_rng([seed, number]))
@@ -70,15 +72,31 @@ def check_ratios(ratios: Sequence[float]) -> np.ndarray:
     return array
 
 
-def _check_parts(parts: int, groups: int, what: str) -> None:
+def _check_groups(parts: int, groups: int, what: str, notes: list[NoteSummary]) -> None:
     """Raises ConfigError unless each part gets a group of notes."""
-    if not 1 <= parts <= groups:
-        raise ConfigError(f"there must be 1 to {groups} {what}, one per patient (or note without one); got {parts}")
+    _check_parts(parts, what)
+    if parts > groups:
+        number = "1 group" if groups == 1 else f"{groups:,} groups"
+        has_prints = any(note.fingerprint is not None for note in notes)
+        of, hint = ("patients and (near-)duplicates", _APART) if has_prints else ("patients", "")
+        raise ConfigError(f"the notes form {number} of {of}, fewer than the {parts} {what}{hint}")
 
 
-def _check_patients(notes: Iterable[Note], parts: int, what: str) -> None:
+def _check_parts(parts: int, what: str) -> None:
+    if parts < 1:
+        raise ConfigError(f"{what} must be at least 1; got {parts}")
+
+
+def _check_patients(corpus: Corpus, notes: Iterable[Note], parts: int, what: str) -> None:
     """Raises ConfigError if there are too few patients for the parts. Fingerprints, which take long, come later."""
-    _check_parts(parts, len({(note.patient is None, note.patient or note.id) for note in notes}), what)
+    _check_parts(parts, what)
+    patients = len({(note.patient is None, note.patient or note.id) for note in notes})
+    if parts > patients:
+        number = "1 patient" if patients == 1 else f"{patients:,} patients"
+        raise ConfigError(
+            f"the corpus {corpus.folder} has {number} (a note without a patient counts as one), fewer than the {parts}"
+            f" {what}"
+        )
 
 
 def split_corpus(
@@ -100,7 +118,9 @@ def split_corpus(
     targets = [Path(out)] if k is None else [Path(out) / f"split-{number:02d}" for number in range(k)]
     for target in targets:
         check_corpus_folder(target)
-    _check_patients(corpus.notes(text=False), int(np.count_nonzero(ratios)), "splits")
+    if not len(corpus):
+        raise ConfigError(f"the corpus {corpus.folder} has no notes")
+    _check_patients(corpus, corpus.notes(text=False), int(np.count_nonzero(ratios)), _SPLITS)
     notes = summarize_notes(read_corpus(corpus, text=keep_duplicates_together), texts=keep_duplicates_together)
     splits = stratified_splits(notes, ratios, seed=seed, k=1 if k is None else k, threshold=threshold)
     step = {"filter": "split", "ratios": list(ratios), "seed": seed}
@@ -165,12 +185,14 @@ def assign_sites(
     skew = check_skew(skew, alpha, exponent)
     width = max(2, len(str(sites - 1)))
     if skew == "random":
-        _check_parts(sites, len(notes), "sites")
+        _check_parts(sites, "sites")
+        if sites > len(notes):
+            raise ConfigError(f"sites must be at most the number of notes, {len(notes):,}; got {sites}")
         drawn = np.random.default_rng([seed, sites]).permutation(len(notes)) % sites
         return {note.id: f"site-{site:0{width}d}" for note, site in zip(notes, drawn.tolist())}
     groups = group_numbers(notes, threshold=threshold)
     counts, sizes, labels = group_label_counts(notes, groups, within="split")
-    _check_parts(sites, len(sizes), "sites")
+    _check_groups(sites, len(sizes), "sites", notes)
     rng = np.random.default_rng([seed, sites])
     shares = np.arange(1.0, sites + 1) ** -exponent if skew == "size" else np.ones(sites)
     shares = shares / shares.sum()
@@ -256,7 +278,7 @@ def site_corpus(
         raise ConfigError(f"the corpus {corpus.folder} has no notes")
     if not any(keep_codes(corpus.notes(text=False), keep, {})):
         raise ConfigError(f"no note is left for {sites} sites: no code has {sites * min_notes} notes")
-    _check_patients(keep_codes(corpus.notes(text=False), keep, {}), sites, "sites")
+    _check_patients(corpus, keep_codes(corpus.notes(text=False), keep, {}), sites, "sites")
     candidates = keep_codes(read_corpus(corpus, text=keep_duplicates_together), keep, {})
     summaries = summarize_notes(candidates, texts=keep_duplicates_together)
     site = assign_sites(summaries, sites, skew=skew, alpha=alpha, exponent=exponent, seed=seed, threshold=threshold)

@@ -18,6 +18,7 @@ from nosology.corpora.plain_text import binary_format, check_text, is_notes_file
 from nosology.corpora.validation import RecordValidator, check_columns, location
 
 _BLOCK = 1 << 20
+_GZIP = b"\x1f\x8b"  # the first two bytes
 # A longer field is an unclosed quote, a longer line is a file without line feeds. Both would fill the memory.
 _LONGEST = 1 << 27
 _SEPARATORS = ",\t;|"
@@ -75,14 +76,19 @@ def input_file(source: Source) -> InputFile:
     return source if isinstance(source, InputFile) else InputFile(source)
 
 
+def is_gzip(source: Source) -> bool:
+    """Whether the content of a file is gzip, whatever its name is."""
+    with input_file(source).open() as raw:
+        return raw.peek(2)[:2] == _GZIP
+
+
 @contextmanager
 def open_bytes(source: Source) -> Iterator[io.BufferedReader[Any] | gzip.GzipFile]:
     """The bytes of a file, decompressed if the content is gzip, whatever the file name is."""
     file = input_file(source)
     try:
         with file.open() as raw:
-            is_gzip = raw.peek(2)[:2] == b"\x1f\x8b"
-            yield gzip.GzipFile(fileobj=raw, mode="rb") if is_gzip else raw
+            yield gzip.GzipFile(fileobj=raw, mode="rb") if raw.peek(2)[:2] == _GZIP else raw
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{file} is not a complete gzip file: {error}") from error
     except OSError as error:

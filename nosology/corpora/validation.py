@@ -82,6 +82,8 @@ def readable(value: str) -> str:
 class RecordValidator:
     """Validates the values of one or more files; `issues` has the count and the first locations of each issue.
 
+    cautions: sentences about files that can be read but are hardly meant so.
+
     strict: raise DataError instead of dropping a value.
 
     check_codes: count codes that no release has.
@@ -91,6 +93,7 @@ class RecordValidator:
         self.strict = strict
         self.check_codes = check_codes
         self.issues: dict[str, dict[str, Any]] = {}
+        self.cautions: list[str] = []
         self._ids: set[str] = set()
         self._codes: dict[tuple[str, str], tuple[Code | None, tuple[str, ...]]] = {}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 
 import numpy as np
 
@@ -50,6 +51,11 @@ def methods_of(model: Model) -> list[str]:
         "contributions": isinstance(model, WordContributions),
     }
     return [method for method in METHODS if supported.get(method, True)]
+
+
+def default_methods(model: Model) -> list[str]:
+    """The methods that a model supports and whose libraries are installed: lime has one of its own."""
+    return [method for method in methods_of(model) if method != "lime" or find_spec("lime")]
 
 
 def check_methods(model: Model, methods: Sequence[str]) -> None:

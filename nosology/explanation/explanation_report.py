@@ -17,7 +17,7 @@ from nosology.core import DataError, Note
 from nosology.core.files import atomic_folder, write_json
 from nosology.core.progress import progress
 from nosology.corpora.corpus import Corpus
-from nosology.explanation.attribution import Attribution, attribute, faithfulness, methods_of, plausibility
+from nosology.explanation.attribution import Attribution, attribute, default_methods, faithfulness, plausibility
 from nosology.explanation.highlight import html_page, write_picture
 from nosology.models.bundle import Bundle, suggested_systems
 
@@ -49,13 +49,13 @@ def explain_note(
 ) -> Iterator[tuple[Attribution, dict[str, Any]]]:
     """One attribution per label and method, with the code, its probability and the faithfulness.
 
-    labels: empty for the accepted ones (see `accepted_labels`). methods: empty for all that the model supports.
+    labels: empty for the accepted ones (see `accepted_labels`). methods: empty for `default_methods`.
     """
     model = bundle.model
     probabilities = model.probabilities([note])[0]
     for label in labels or accepted_labels(bundle, note, systems):
         code = model.labels.codes[label]
-        for method in methods or methods_of(model):
+        for method in methods or default_methods(model):
             started = time.perf_counter()
             attribution = attribute(model, note, label, method, samples=samples, seed=seed)
             seconds = time.perf_counter() - started
@@ -152,6 +152,11 @@ def measure_explanations(
             if agreement is not None:
                 measured["token_f1"].append(agreement.f1)
                 measured["iou"].append(agreement.iou)
+    if not values:
+        more = "; raise --limit" if len(drawn) < len(notes) else ""
+        raise DataError(
+            f"no code to explain in {len(drawn):,} of {len(notes):,} notes: none is both true and accepted{more}"
+        )
     return {
         method: {"explanations": len(measured["seconds"]), "with_evidence": len(measured["iou"])}
         | {name: float(np.mean(measured[name])) if measured[name] else None for name in _QUALITY}

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from glob import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from nosology.core import BundleError, ConfigError, DataError, Note
+from nosology.core import BundleError, ConfigError, DataError, Note, OutputError
 from nosology.core.files import check_results_folder, write_json
 from nosology.core.label_space import date_versions, label_versions, mask_other_versions
 from nosology.corpora.corpus import Corpus
 from nosology.evaluation import Evaluation, examine
 from nosology.evaluation.significance import paired_bootstrap, paired_t_test
-from nosology.models.bundle import Bundle
+from nosology.models.bundle import Bundle, read_manifest
 from nosology.models.train import train
 from nosology.training.examples import codes_in_labels
 from nosology.training.recipe_settings import LabelSettings, Recipe
 
+RESULT = "compare.json"
 METRICS = ("micro_precision", "micro_recall", "micro_f1", "macro_f1", "micro_auc", "macro_auc", "hamming_loss")
 
 
@@ -57,7 +59,7 @@ def compare(
     The first variant is the baseline. The bootstrap samples patients with all their notes and uses the first seed of
     each variant; the t-test pairs seeds. report: is called with a line per run.
     """
-    check_results_folder(out)
+    _check_out(Path(out), variants, corpus)
     if any(variant.recipe.labels != variants[0].recipe.labels for variant in variants):
         raise ConfigError("labels must be the same in all recipes that are compared: each would be asked other codes")
     notes = list(corpus.notes(split))
@@ -81,7 +83,7 @@ def compare(
         for name in others
     }
     comparison = Comparison({name: _row(of_name) for name, of_name in runs.items()}, tests)
-    write_json(Path(out) / "compare.json", asdict(comparison))
+    write_json(Path(out) / RESULT, asdict(comparison))
     return comparison
 
 
@@ -97,13 +99,28 @@ def evaluate_bundle(bundle: Bundle, notes: Sequence[Note]) -> Evaluation:
     return examine(model.labels, gold, probabilities, thresholds, at_least_one=at_least_one, replicates=0)
 
 
+def _check_out(out: Path, variants: Sequence[Variant], corpus: Corpus) -> None:
+    """Raises OutputError if a folder has files of others, or bundles that were trained on another corpus."""
+    check_results_folder(out, own=[RESULT, *(f"{escape(variant.name)}-[0-9]*" for variant in variants)])
+    for path in sorted(out.glob("*/bundle.json")):
+        with suppress(BundleError):
+            if _corpus_hashes(read_manifest(path.parent)["provenance"]) != [corpus.hash]:
+                raise OutputError(
+                    f"will not write to {out}: {path.parent.name} is of another corpus; give another folder"
+                )
+
+
+def _corpus_hashes(provenance: Mapping[str, Any]) -> list[Any]:
+    return [item.get("hash") for item in provenance.get("corpora", [])]
+
+
 def _bundle(recipe: Recipe, corpus: Corpus, folder: Path) -> Bundle:
     """The bundle in the folder if it is of this recipe and corpus, else a new one."""
     if (folder / "bundle.json").is_file():
         with suppress(BundleError):
             bundle = Bundle.load(folder)
-            hashes = [item.get("hash") for item in bundle.provenance.get("corpora", [])]
-            if bundle.recipe == recipe.model_dump(mode="json") and hashes == [corpus.hash]:
+            is_same = bundle.recipe == recipe.model_dump(mode="json")
+            if is_same and _corpus_hashes(bundle.provenance) == [corpus.hash]:
                 return bundle
     return train(recipe, [corpus], folder)
 

@@ -103,12 +103,14 @@ class Coder:
 
         notes: texts, or Notes, whose `extra` columns are input of some coders.
         """
-        notes = (Note("", note) if isinstance(note, str) else note for note in notes)
+        if top is not None and top < 1:
+            raise ConfigError(f"top must be at least 1; got {top}")
+        checked = map(_note, notes)
         if isinstance(self.model, BatchScoring):
-            for ranked, evidence in self.model.explained(notes, lambda row: self._choose(row, top)):
+            for ranked, evidence in self.model.explained(checked, lambda row: self._choose(row, top)):
                 yield self._suggest(ranked, evidence)
             return
-        for batch in batched(notes, self._batch):
+        for batch in batched(checked, self._batch):
             for note, row in zip(batch, self.model.probabilities(batch)):
                 ranked, columns = self._choose(row, top)
                 yield self._suggest(ranked, self.model.evidence(note, columns) if columns else [])
@@ -152,6 +154,14 @@ class Coder:
             )
             for item, spans in zip(ranked, evidence)
         ]
+
+
+def _note(note: str | Note) -> Note:
+    if isinstance(note, Note):
+        return note
+    if not isinstance(note, str):
+        raise ConfigError(f"a note must be a text or a Note; got {type(note).__name__}")
+    return Note("", note)
 
 
 class RankedCode(NamedTuple):

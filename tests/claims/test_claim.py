@@ -13,7 +13,7 @@ import nosology
 from nosology.claims.checks import excluded_by
 from nosology.claims.claim import STAGES, build_claim
 from nosology.codes import table
-from nosology.core import ConfigError
+from nosology.core import ConfigError, Suggestion
 from nosology.serving.coder import Coder
 
 CASES = Path(__file__).parent / "cases"
@@ -103,6 +103,15 @@ def test_weak_evidence_never_empties_a_claim(coder):
     text = "Cough and fever. Assessment: probable pneumonia."
     claim = build_claim("n", text, coder.code(text), {"setting": "outpatient"})
     assert {item.code for item in claim.codes} == {"R05.9", "R50.9"}
+
+
+def test_suggestions_without_evidence_are_left_out(coder):
+    unsupported = Suggestion("icd10cm", "E11.9", "", 0.99, accepted=True)
+    claim = build_claim("n", "Gout.", [*coder.code("Gout."), unsupported], {})
+    assert [item.code for item in claim.codes] == ["M10.9"]
+    assert [(item.code, item.rule) for item in claim.left_out] == [("E11.9", "weak-evidence")]
+    alone = build_claim("n", "Gout.", [unsupported], {})
+    assert alone.codes == () and len(alone.left_out) == 1
 
 
 def test_an_empty_note_has_an_empty_claim(coder):

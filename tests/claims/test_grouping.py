@@ -3,7 +3,7 @@
 from nosology.claims.checks import AssignedCode, AssignedCodes
 from nosology.claims.claim import build_claim
 from nosology.claims.grouping import drg_version_on, payment_groups
-from nosology.core import Code, Suggestion
+from nosology.core import Code, EvidenceSpan, Suggestion
 
 
 def assigned(*codes: str) -> AssignedCodes:
@@ -52,22 +52,22 @@ def test_outpatients_have_no_drg():
 
 
 def suggestions(*codes: str) -> list[Suggestion]:
-    return [Suggestion("icd10cm", code, "", 0.9, True) for code in codes]
+    return [Suggestion("icd10cm", code, "", 0.9, True, (EvidenceSpan(0, 4, "Text", 1.0),)) for code in codes]
 
 
 def test_groups_of_a_claim():
     stated = {"setting": "inpatient", "sex": "F", "age": 70, "date": "2025-11-01"}
-    claim = build_claim("n", "", suggestions("I50.23", "J96.01"), stated)
+    claim = build_claim("n", "Text", suggestions("I50.23", "J96.01"), stated)
     assert claim.groups and claim.groups.drg
     groups = claim.to_json()["groups"]
     assert groups["drg"] == claim.groups.drg and "MCC" in groups["severity"].values() and groups["risk"] > 0
 
 
 def test_a_claim_has_no_groups_without_age_or_groupers(monkeypatch):
-    assert "groups" not in build_claim("n", "", suggestions("I50.23"), {"setting": "inpatient"}).to_json()
+    assert "groups" not in build_claim("n", "Text", suggestions("I50.23"), {"setting": "inpatient"}).to_json()
     monkeypatch.setattr("nosology.claims.grouping._drg_grouper", lambda: None)
     monkeypatch.setattr("nosology.claims.grouping._hcc_model", lambda: None)
-    claim = build_claim("n", "", suggestions("I50.23"), {"setting": "inpatient", "sex": "F", "age": 70})
+    claim = build_claim("n", "Text", suggestions("I50.23"), {"setting": "inpatient", "sex": "F", "age": 70})
     assert claim.groups is None and "groups" not in claim.to_json()
 
 

@@ -18,7 +18,7 @@ from nosology.claims.procedure_values import NOTHING, _words, cells, split_side
 from nosology.claims.procedures import ProposedProcedures, propose_procedures
 from nosology.codes import release_on, table
 from nosology.codes.pcs_tables import AXES, pcs_tables
-from nosology.core import Suggestion
+from nosology.core import EvidenceSpan, Suggestion
 
 CASES = Path(__file__).parent / "cases"
 NAMED = [procedure for procedure in procedures() if procedure.kind != "index"]
@@ -287,7 +287,7 @@ def test_a_claim_of_procedures_alone():
 
 
 def test_the_drg_takes_procedures_into_account():
-    suggestions = [Suggestion("icd10cm", "K80.00", "", 0.9, True)]
+    suggestions = [Suggestion("icd10cm", "K80.00", "", 0.9, True, (EvidenceSpan(0, len(TEXT), TEXT, 1.0),))]
     stated = {"setting": "inpatient", "sex": "F", "age": 50, "date": "2025-11-01"}
     surgical = build_claim("n", TEXT, suggestions, stated).groups
     medical = build_claim("n", TEXT, suggestions, stated, off=["procedures"]).groups

@@ -22,9 +22,10 @@ def test_columns_of_a_notes_file_describe_the_encounter(run, tmp_path):
 
 def test_wrong_options_are_refused_before_a_note_is_read(run, tmp_path):
     for option, value, message in (
-        ("--setting", "home", "setting must be one of inpatient, outpatient, emergency"),
-        ("--sex", "X", "sex must be F or M"),
-        ("--date", "tomorrow", "date must be YYYY-MM-DD"),
+        ("--setting", "home", "setting must be one of inpatient, outpatient, emergency; got 'home'"),
+        ("--sex", "X", "sex must be F or M; got 'X'"),
+        ("--date", "2025-13-40", "date must be YYYY-MM-DD; got '2025-13-40'"),
+        ("--age", "nan", "age must be between 0 and 130 years; got nan\n"),
         ("--system", "icd11", "--system must be one of"),
     ):
         code, out, err = run("claim", tmp_path / "missing.txt", option, value)
@@ -42,11 +43,19 @@ def test_a_note_with_a_wrong_field_is_named_and_the_others_have_their_claims(run
     )
     code, out, err = run("claim", first, second, "--json", "--setting", "outpatient")
     records = [json.loads(line) for line in out.splitlines()]
-    assert code == 0 and [record["id"] for record in records] == ["a", "b", "c", "d"]
+    assert code == 1 and [record["id"] for record in records] == ["a", "b", "c", "d"]
     assert [record.get("error") for record in records] == ["discharged must not be before admitted", None] * 2
     assert [records[place]["codes"][0]["code"] for place in (1, 3)] == ["M10.9", "J45.909"]
     assert f"caution: {first}: note a has no claim: discharged must not be before admitted" in err
     assert f"caution: {second}: note c has no claim" in err and "caution: 2 notes could not be used" in err
     assert "SECRETNAME" not in out + err
     code, out, err = run("claim", first)
-    assert code == 0 and out.startswith("b: 1 code") and "caution: 1 note could not be used" in err
+    assert code == 1 and out.startswith("b: 1 code") and "caution: 1 note could not be used" in err
+
+
+def test_notes_that_are_no_text_have_no_claim(run, tmp_path):
+    rows = [{"id": "a", "text": "<html><body>SECRETNAME</body></html>"}, {"id": "b", "text": "Gout."}]
+    (tmp_path / "notes.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    code, out, err = run("claim", tmp_path / "notes.jsonl")
+    assert code == 1 and out.startswith("b: 1 code") and "caution: 1 note could not be used" in err
+    assert "notes.jsonl: note a cannot be used: the note is HTML or XML" in err and "SECRETNAME" not in err

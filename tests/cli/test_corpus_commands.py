@@ -1,4 +1,5 @@
 import json
+import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -32,6 +33,21 @@ def test_prepare_then_stats(notes, tmp_path):
     assert (stats["notes"], stats["distinct_codes"]) == (3, 1)
 
 
+def test_misspelt_columns_are_named(tmp_path):
+    notes = tmp_path / "notes.csv"
+    notes.write_text("id,text,code,spilt,ward\n1,cough,I10,test,north\n")
+    result = run("prepare", "table", notes, "--out", tmp_path / "c", "--min-count", 1)
+    assert result.stderr.splitlines() == [
+        f"caution: notes.csv: column '{name}' is kept as a further field; did you mean {field}?"
+        for name, field in (("code", "codes"), ("spilt", "split"))
+    ]
+    with pytest.raises(DataError, match=r"no note is left.*did you mean codes"):
+        run("prepare", "table", notes, "--out", tmp_path / "d", "--drop-uncoded")
+    notes.write_text("id,text,split\n1,cough,test\n")
+    result = run("prepare", "table", notes, "--out", tmp_path / "c")
+    assert result.stderr == "caution: notes.csv: there is no column codes, so its notes have no codes\n"
+
+
 def test_recipe_prints_expected_and_actual_counts(notes, tmp_path):
     recipe = tmp_path / "r.toml"
     recipe.write_text('kind = "table"\n[expected]\nnotes = 3\ncodes = 7\n')
@@ -49,6 +65,15 @@ def test_unknown_kind_lists_the_allowed_kinds(notes, tmp_path):
 def test_options_without_effect_on_reviews_are_refused(tmp_path, option):
     with pytest.raises(ConfigError, match=f"{option[0]} has no effect on reviews; leave it out"):
         run("prepare", "reviews", tmp_path / "store.db", "--out", tmp_path / "c", *option)
+
+
+def test_reviews_without_the_packages_of_the_workbench(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "nosology.workbench.database", None)
+    with pytest.raises(DataError, match="no such store"):
+        run("prepare", "reviews", tmp_path / "store.db", "--out", tmp_path / "c")
+    (tmp_path / "store.db").touch()
+    with pytest.raises(ConfigError, match=r"pip install 'nosology\[workbench\]'"):
+        run("prepare", "reviews", tmp_path / "store.db", "--out", tmp_path / "c")
 
 
 @pytest.mark.parametrize("words", [["prepare", "table", "{notes}", "--min-count", 2], ["prepare", "table", "{notes}"]])

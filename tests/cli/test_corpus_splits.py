@@ -69,7 +69,7 @@ def test_k_sites_and_official_files(folder, tmp_path):
 @pytest.mark.parametrize("option", [["--sites", 101], ["--sites", 2, "--min-notes-per-site", 1000]])
 def test_split_counts_patients_before_it_computes_fingerprints(folder, tmp_path, monkeypatch, option):
     monkeypatch.setattr(splits, "summarize_notes", lambda *_, **__: pytest.fail("texts were read"))
-    with pytest.raises(ConfigError, match=r"there must be 1 to 100 sites|no note is left for 2 sites"):
+    with pytest.raises(ConfigError, match=r"has 100 patients .* fewer than the 101 sites|no note is left for 2 sites"):
         run("split", folder, "--out", tmp_path / "s", *option)
 
 
@@ -88,7 +88,7 @@ def test_unmet_ratios_print_a_warning(folder, tmp_path):
         (["--ratios", "0.7;0.3"], "ratios must be numbers separated by commas"),
         (["--ratios", "0.7,0.7,0.1"], "sum to 1; got 0.7,0.7,0.1"),
         (["--sites", 3, "--skew", "zipf"], "skew must be one of iid, size, dirichlet, random; got 'zipf'"),
-        (["--sites", 101], "there must be 1 to 100 sites, one per patient"),
+        (["--sites", 101], r"has 100 patients .*, fewer than the 101 sites"),
         (["--sites", 3, "--k", 2], "exclude each other"),
         (["--skew", "size"], "--skew has no effect without --sites"),
         (["--alpha", "0.1"], "--alpha has no effect without --sites"),

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from nosology.cli import app
 from nosology.cli.explain import _column, _warn_about_attention
-from nosology.core import Code, ConfigError, Evidence
+from nosology.core import Code, ConfigError, DataError, Evidence
 from nosology.core.label_space import LabelSpace
 from nosology.corpora.corpus import write_corpus
 from tests.conftest import PHRASES, small_notes
@@ -77,6 +77,20 @@ def test_corpus_measures_methods_against_gold_evidence(small_bundle, tmp_path):
 def test_code_accepts_any_spelling(small_bundle, note, spelled, how):
     row = json.loads(run(str(small_bundle), note, "--code", spelled, *how, "--json"))
     assert (row["system"], row["code"]) == ("icd10cm", "M54.5")
+
+
+def test_corpus_without_lime_or_without_a_code_to_explain(small_bundle, tmp_path, monkeypatch):
+    monkeypatch.setattr("nosology.explanation.attribution.find_spec", lambda name: None)
+    corpus = write_corpus(small_notes(40), tmp_path / "corpus", source={"kind": "test"}, filters=[], counts={})
+    words = [str(small_bundle), "--corpus", str(corpus.folder), "--json", "--limit"]
+    assert json.loads(run(*words, "4")).keys() == {"contributions", "occlusion"}
+    silent = [replace(note, text="Nothing.") for note in small_notes(40)]
+    corpus = write_corpus(silent, tmp_path / "silent", source={"kind": "test"}, filters=[], counts={})
+    words = ["explain", str(small_bundle), "--corpus", str(corpus.folder), "--split", "all", "--limit"]
+    for limit, more in (("2", "; raise --limit"), ("40", "")):
+        error = CliRunner().invoke(app, [*words, limit]).exception
+        assert isinstance(error, DataError) and str(error).startswith("no code to explain in ")
+        assert str(error).endswith(f"none is both true and accepted{more}")
 
 
 TWO = LabelSpace(

@@ -100,10 +100,34 @@ def test_a_code_without_evidence_is_not_explained_by_a_guess():
     assert text.splitlines()[-1].strip() == "(no evidence in this note)"
 
 
-def test_a_row_that_is_no_text_is_refused(run, small_bundle, tmp_path):
-    (tmp_path / "notes.csv").write_text(f"id,text\n7,type 2 diabetes\n8,{{\\rtf1 {SECRET}}}\n")
-    code, _, err = run("code", small_bundle, tmp_path / "notes.csv")
-    assert code == 1 and "notes.csv row 3: the note is an RTF document" in err and SECRET not in err
+@pytest.mark.parametrize("coder", ["small_bundle", "day-one"])
+def test_what_is_no_text_is_named_and_the_others_have_their_codes(run, request, tmp_path, coder):
+    bundle = coder if coder == "day-one" else request.getfixturevalue(coder)
+    rows = [f"{i},{f'<p>{SECRET}</p><br><br><br>' if i == 3 else 'type 2 diabetes'}\n" for i in range(40)]
+    (tmp_path / "notes.csv").write_text("id,text\n" + "".join(rows))
+    (tmp_path / "page.txt").write_bytes(b"%PDF-1.4 " + SECRET.encode())
+    words = ["code", bundle, tmp_path / "notes.csv", tmp_path / "page.txt"]
+    code, out, err = run(*words, "--json")
+    records = {record["id"]: record for record in map(json.loads, out.splitlines())}
+    assert code == 1 and len(records) == 41 and SECRET not in out + err
+    assert all(("error" if note_id in ("3", "page.txt") else "codes") in record for note_id, record in records.items())
+    assert "the note is HTML or XML" in records["3"]["error"] and "page.txt is a PDF" in records["page.txt"]["error"]
+    assert f"caution: {tmp_path / 'notes.csv'}: note 3 cannot be used: the note is HTML or XML" in err
+    assert err.endswith("caution: 2 notes could not be used\n")
+    code, out, _ = run(*words, "--top", "1")
+    assert code == 1 and "\n4: 1 code" in out and "\n3: " not in out and "page.txt" not in out
+
+
+def test_repeated_ids_are_counted_by_file(run, small_bundle, tmp_path):
+    for name, ids in {"once.csv": "1 2", "twice.csv": "3 3 4", "again.csv": "1 3 5"}.items():
+        (tmp_path / name).write_text("id,text\n" + "".join(f"{i},diabetes\n" for i in ids.split()))
+    words = [tmp_path / name for name in ("once.csv", "twice.csv", "again.csv")]
+    for command in (["code", small_bundle], ["claim"]):
+        code, _, err = run(*command, *words, "--json")
+        assert code == 0 and err.splitlines() == [
+            f"caution: {words[1]}: 1 note has the id of an earlier note",
+            f"caution: {words[2]}: 2 notes have the id of an earlier note",
+        ]
 
 
 def test_system_restricts_codes(run, small_bundle, tmp_path):
@@ -520,6 +544,23 @@ def test_control_characters_of_an_id_are_not_printed(run, small_bundle, tmp_path
     (tmp_path / "n.jsonl").write_text(json.dumps({"id": "n\x1b[31m", "text": "congestive heart\x1b[2J failure"}))
     code, out, _ = run("code", small_bundle, tmp_path / "n.jsonl")
     assert code == 0 and "n\ufffd[31m: 1 code" in out and "\x1b" not in out
+
+
+def test_compare_goes_on_and_replaces_no_comparison_of_another_corpus(run, small_corpus, tmp_path):
+    words = ["compare", "linear", "--corpus", small_corpus.folder, "--out", tmp_path / "out"]
+    assert run(*words, "--seeds", "1")[0] == 0
+    first = (tmp_path / "out" / "linear-0" / "bundle.json").stat().st_mtime_ns
+    assert run(*words, "--seeds", "2")[0] == 0 and (tmp_path / "out" / "linear-1").is_dir()
+    assert (tmp_path / "out" / "linear-0" / "bundle.json").stat().st_mtime_ns == first
+    result = (tmp_path / "out" / "compare.json").read_bytes()
+    other = write_corpus(small_notes(60, seed=5), tmp_path / "other", source={"kind": "test"}, filters=[], counts={})
+    code, _, err = run("compare", "lexicon", "--corpus", other.folder, "--out", tmp_path / "out")
+    assert code == 1 and "linear-0 is of another corpus; give another folder" in err
+    assert (tmp_path / "out" / "compare.json").read_bytes() == result
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").touch()
+    code, _, err = run(*words[:-1], tmp_path / "mine")
+    assert code == 1 and "it has other files, such as thesis.txt" in err
 
 
 @pytest.mark.parametrize("words", [["compare", "linear"], ["embed"], ["reproduce", "hmhan", "--small"]])

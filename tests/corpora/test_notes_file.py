@@ -204,6 +204,9 @@ def test_invalid_files_raise_data_error(tmp_path):
     with pytest.raises(DataError, match="column 'ward' must exist once"):
         list(read_notes(tmp_path / "a.csv"))
     lines(tmp_path / "b.jsonl", *[NOTE] * 1000)
+    (tmp_path / "none.jsonl.gz").write_bytes(b"\x00\x01 neither")
+    with pytest.raises(DataError, match=r"none\.jsonl\.gz is not a gzip file"):
+        list(read_notes(tmp_path / "none.jsonl.gz"))
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress((tmp_path / "b.jsonl").read_bytes())[:-20])
     with pytest.raises(DataError, match="not a complete gzip file"):
         list(read_notes(tmp_path / "b.jsonl.gz"))

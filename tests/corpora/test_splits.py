@@ -116,8 +116,23 @@ def test_a_split_without_dev_leaves_dev_empty():
 
 def test_too_few_patients_raise_config_error():
     all_notes = [replace(note, patient="one") for note in notes(10)]
-    with pytest.raises(ConfigError, match=r"there must be 1 to 1 splits, one per patient .* got 3"):
-        stratified_splits(summarize_notes(all_notes))
+    with pytest.raises(ConfigError, match=r"the notes form 1 group of patients, fewer than the 3 splits"):
+        stratified_splits(summarize_notes(all_notes, texts=False))
+
+
+def test_a_corpus_that_is_too_small_for_its_splits_is_named_with_the_cause(tmp_path):
+    few = [replace(note, patient=f"p{n % 2}") for n, note in enumerate(notes(10))]
+    alike = [replace(note, text=few[0].text) for note in notes(10)]
+    sentences = {
+        "few": r"the corpus .*few has 2 patients .*, fewer than the 3 splits of --ratios",
+        "alike": r"form 1 group of patients and \(near-\)duplicates, fewer than the 3 splits .*; see --no-keep-dup",
+        "none": r"the corpus .*none has no notes",
+    }
+    for (name, sentence), of_corpus in zip(sentences.items(), (few, alike, [])):
+        write_corpus(of_corpus, tmp_path / name, source={}, filters=[], counts={})
+        with pytest.raises(ConfigError, match=sentence):
+            split_corpus(tmp_path / name, tmp_path / "out")
+    assert split_corpus(tmp_path / "alike", tmp_path / "out", keep_duplicates_together=False)
 
 
 def test_split_corpus_keeps_notes_and_records_the_step(tmp_path):
@@ -299,8 +314,9 @@ def test_sites_of_a_corpus_without_notes_raise(tmp_path, min_notes):
     ("settings", "sentence"),
     [
         ({"sites": 2, "skew": "zipf"}, "skew must be one of iid, size, dirichlet, random; got 'zipf'"),
-        ({"sites": 31}, r"there must be 1 to 30 sites, one per patient .*; got 31"),
-        ({"sites": 0}, "there must be 1 to 30 sites"),
+        ({"sites": 31}, r"the notes form 30 groups of .*, fewer than the 31 sites"),
+        ({"sites": 0}, "sites must be at least 1; got 0"),
+        ({"sites": 31, "skew": "random"}, "sites must be at most the number of notes, 30; got 31"),
         ({"sites": 2, "alpha": 0}, "alpha must be positive; got 0"),
     ],
 )

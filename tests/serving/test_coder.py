@@ -56,6 +56,18 @@ def test_codes_are_in_descending_order_of_probability_and_equal_ones_in_order(fi
     assert list(_descending(probabilities, first)) == expected
 
 
+@pytest.mark.parametrize("note", [None, b"abc", ["abc"]])
+def test_what_is_no_note_is_refused(coder, note):
+    with pytest.raises(ConfigError, match=rf"a note must be a text or a Note; got {type(note).__name__}"):
+        coder.code(note)
+
+
+@pytest.mark.parametrize("top", [0, -1])
+def test_fewer_than_one_suggestion_are_refused(coder, top):
+    with pytest.raises(ConfigError, match=f"top must be at least 1; got {top}"):
+        coder.code(TEXT, top=top)
+
+
 def test_an_empty_note_has_no_codes(coder):
     assert coder.code("") == []
 

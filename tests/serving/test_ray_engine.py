@@ -84,6 +84,17 @@ def test_task_of_a_killed_worker_is_repeated(small_bundle, tmp_path):
     assert [json.loads(line)[0] for line in run.stdout.splitlines()] == [note.id for note in notes]
 
 
+@pytest.mark.timeout(600)
+def test_a_note_that_is_no_text_has_an_error_in_its_place(small_bundle, tmp_path):
+    (tmp_path / "notes.csv").write_text("id,text\na,heart failure\nb,<p>x</p><br><br><br>\nc,diabetes\n")
+    command = [sys.executable, "-m", "nosology", "code", str(small_bundle), str(tmp_path / "notes.csv"), "--json"]
+    run = subprocess.run([*command, "--engine", "ray"], capture_output=True, text=True, timeout=590)
+    records = [json.loads(line) for line in run.stdout.splitlines()]
+    assert run.returncode == 1 and [record["id"] for record in records] == ["a", "b", "c"]
+    assert ["error" in record for record in records] == [False, True, False] and records[0]["codes"]
+    assert "note b cannot be used: the note is HTML or XML" in run.stderr
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [

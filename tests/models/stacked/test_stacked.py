@@ -49,6 +49,11 @@ def micro_f1(bundle, corpus):
     return examine(labels, gold, probabilities, bundle.decision.thresholds(labels)).metrics["micro_f1"]
 
 
+def test_a_part_that_is_no_recipe_is_named_with_its_setting():
+    with pytest.raises(ConfigError, match=r"^stacked, parts: recipe must be a file or one of .*; got 'lexcon'$"):
+        load_recipe("stacked", ["parts=['lexcon']"])
+
+
 def test_parts_that_know_different_codes_are_joined(stacked, small_corpus):
     bundle = Bundle.load(stacked)
     parts = bundle.model.parts

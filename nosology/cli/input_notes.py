@@ -1,0 +1,111 @@
+"""The notes that a command reads: text files, notes files, standard input. One that cannot be used stops no other."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import typer
+
+from nosology.core import DataError, Note
+from nosology.core.errors import printable
+
+
+class InputNote(NamedTuple):
+    """A note and the file that it is from; a note with an error has no text, so that it costs nothing to code."""
+
+    note: Note
+    file: str
+    error: str = ""
+
+
+class InputNotes:
+    """Iterates over the notes of files (with the columns of notes files) and of standard input (-), lazily.
+
+    Cautions name what cannot be used, is empty, or has the id of an earlier note. command: for the hint that a text can
+    be piped. failed: the number of notes so far that cannot be used.
+    """
+
+    def __init__(self, names: Sequence[str], command: str = "code BUNDLE"):
+        self.names, self.command, self.failed = names, command, 0
+        self._ids: set[str] = set()
+
+    def __iter__(self) -> Iterator[InputNote]:
+        for name in self.names:
+            read, repeated = 0, 0
+            for item in self._of_file(name):
+                read += 1
+                repeated += item.note.id in self._ids
+                self._ids.add(item.note.id)
+                if not (item.error or item.note.text.strip()):
+                    typer.echo(f"caution: {printable(item.note.id)} is empty: there is nothing to code", err=True)
+                yield item
+            if not read:
+                typer.echo(f"caution: {_shown(name)} has no note", err=True)
+            if repeated:
+                have = "note has" if repeated == 1 else "notes have"
+                typer.echo(f"caution: {_shown(name)}: {repeated:,} {have} the id of an earlier note", err=True)
+
+    def _of_file(self, name: str) -> Iterator[InputNote]:
+        from nosology.corpora.notes_file import is_notes_file, read_notes
+        from nosology.corpora.plain_text import check_text
+        from nosology.corpora.text_files import InputFile, note_text, open_bytes
+
+        if name != "-":
+            _check_is_file(name, self.command)
+        file = InputFile(sys.stdin.buffer, "standard input") if name == "-" else InputFile(name)
+        if name != "-" and is_notes_file(name):
+            for note in read_notes(file, coded=False, plain=False):
+                try:
+                    check_text(note.text, "the note")
+                except DataError as error:
+                    yield self.refuse(InputNote(note, name), str(error), "cannot be used")
+                else:
+                    yield InputNote(note, name)
+            return
+        note_id = Path(name).name.encode("utf-8", "replace").decode()  # a file name may have other bytes
+        try:
+            with open_bytes(file) as raw:
+                text = note_text(raw.read(), file)
+        except DataError as error:
+            self.failed += 1
+            typer.echo(f"caution: {printable(str(error))}", err=True)
+            yield InputNote(Note(note_id, ""), name, str(error))
+        else:
+            yield InputNote(Note(note_id, text), name)
+
+    def refuse(self, item: InputNote, error: str, what: str) -> InputNote:
+        """The note without its text and with an error; it is counted, and standard error names its file and id."""
+        self.failed += 1
+        typer.echo(f"caution: {_shown(item.file)}: note {printable(item.note.id)} {what}: {error}", err=True)
+        return item._replace(note=Note(item.note.id, ""), error=error)
+
+    def usable(self) -> Iterator[Note]:
+        """The notes that can be used."""
+        return (item.note for item in self if not item.error)
+
+    def exit_if_failed(self) -> None:
+        """Prints how many notes could not be used, if any, and ends the command with exit code 1."""
+        if self.failed:
+            typer.echo(f"caution: {self.failed:,} note{'' if self.failed == 1 else 's'} could not be used", err=True)
+            raise typer.Exit(1)
+
+
+def _shown(name: str) -> str:
+    return "standard input" if name == "-" else printable(name)
+
+
+def _check_is_file(name: str, command: str) -> None:
+    """Raises DataError with a hint if this is no file. An argument that may be the text of a note is not shown."""
+    if os.path.isfile(name):  # noqa: PTH113 (False, not an error, for a text that is too long for a path)
+        return
+    if os.path.exists(name) and Path(name).is_fifo():  # noqa: PTH110 (such as <(command) of a shell)
+        return
+    if os.path.isdir(name):  # noqa: PTH112
+        raise DataError(f"{name} is a folder; give its files, for example {Path(name) / '*.txt'}")
+    is_text = len(name.split()) > 2 or len(name) > 200
+    missing = "NOTE must be a file" if is_text else f"no such file: {name} (NOTE must be a text file or a notes file"
+    raise DataError(f"{missing}{'' if is_text else ')'}; to code a text, pipe it: echo TEXT | nosology {command} -")
