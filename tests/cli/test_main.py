@@ -26,6 +26,7 @@ from nosology.corpora.corpus import write_corpus
 from nosology.corpora.notes_file import note_to_json
 from nosology.models.train import train
 from tests.conftest import small_notes
+from tests.core.process_family import end_of, family
 
 SET = ["--set", "decision.threshold=1"]
 SECRET = "xyzzyplugh"  # in every note below, and in no message
@@ -285,7 +286,8 @@ def command(*words, **options):
     )
 
 
-def test_ctrl_c_leaves_no_partial_output(tmp_path):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_and_sigterm_leave_no_partial_output(tmp_path, number, code):
     # Ctrl-C may be ignored if the tests run in the background
     hearing = partial(signal.signal, signal.SIGINT, signal.default_int_handler)
     process = command("simulate", "--patients", 100_000, "--out", tmp_path / "h", preexec_fn=hearing)
@@ -294,13 +296,33 @@ def test_ctrl_c_leaves_no_partial_output(tmp_path):
         while not list(tmp_path.glob(".h.*")) and time.monotonic() < deadline:
             time.sleep(0.05)
         time.sleep(0.5)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
+        if number == signal.SIGTERM:  # `timeout` sends it twice
+            time.sleep(0.01)
+            process.send_signal(number)
         _, err = process.communicate(timeout=60)
     finally:
         process.kill()
-    assert process.returncode == 130
+    assert process.returncode == code
     assert "interrupted" in err and "Traceback" not in err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("send", [os.kill, os.killpg])
+def test_sigterm_ends_a_command_and_its_workers(small_bundle, tmp_path, send):
+    """Of the first process, as `docker stop`, or of all of them, as `timeout`."""
+    row = json.dumps({"id": "n", "text": "Gout and asthma. " * 200}) + "\n"
+    (tmp_path / "notes.jsonl").write_text(row * 20_000)
+    process = command("code", "day-one", tmp_path / "notes.jsonl", "--json", "--workers", 2, start_new_session=True)
+    try:
+        process.stdout.readline()  # the workers code
+        workers = family(process.pid)[1:]
+        send(process.pid, signal.SIGTERM)
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert len(workers) == 2 and end_of(workers) == []
+    assert (process.returncode, err) == (143, "nosology: interrupted; no incomplete output was left behind\n")
 
 
 def test_a_full_disk_gives_an_error_of_one_sentence(small_corpus, tmp_path):

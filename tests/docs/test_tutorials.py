@@ -1,4 +1,7 @@
-"""The shell and Python blocks of the README and of every tutorial run in order, in a folder of their own."""
+"""The shell and Python blocks of the README and of every tutorial run in order, in a folder of their own.
+
+The lines of a tutorial's block without a language are printed by the shell blocks before it.
+"""
 
 import os
 import re
@@ -13,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PAGES = [ROOT / "README.md", DOCS / "evaluation.md", DOCS / "autonomy.md", *sorted((DOCS / "tutorials").glob("*.md"))]
 
 
@@ -51,12 +54,16 @@ def test_blocks_of_a_page_run(page, commands, tmp_path, monkeypatch):
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{commands}{os.pathsep}{Path(sys.executable).parent}", prepend=os.pathsep)
+    printed: set[str] = set()
     for language, block in blocks:
-        if language == "python":
+        if not language and page.parent.name == "tutorials":
+            assert not set(block.splitlines()) - printed
+        elif language == "python":
             exec(compile(block, page.name, "exec"), {})  # readers paste single blocks: each has its imports
-            continue
-        done = subprocess.run(["bash", "-euc", block], capture_output=True, text=True)
-        assert done.returncode == 0, f"{block}\n{done.stderr[-2000:]}"
+        elif language == "sh":
+            done = subprocess.run(["bash", "-euc", block], capture_output=True, text=True)
+            assert done.returncode == 0, f"{block}\n{done.stderr[-2000:]}"
+            printed.update(done.stdout.splitlines())
 
 
 def pages() -> list[Path]:
