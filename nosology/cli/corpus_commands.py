@@ -220,9 +220,11 @@ def split(
 
 def _processes(workers: int | None) -> int:
     """The number of processes that read a corpus."""
+    from nosology.core.forked_processes import freeze_objects
     from nosology.core.parallel import check_workers, cores
 
     check_workers("--workers", workers or 1)
+    freeze_objects()
     return workers or min(_MOST_WORKERS, cores())
 
 

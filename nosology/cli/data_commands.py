@@ -36,6 +36,7 @@ def simulate(
     ] = None,
 ) -> None:
     """Simulate a hospital: patients, admissions, codes, discharge summaries, radiology reports, gold evidence."""
+    from nosology.core.forked_processes import freeze_objects
     from nosology.core.parallel import check_workers, cores
     from nosology.corpora.simulate import simulate as simulate_hospital
 
@@ -45,6 +46,7 @@ def simulate(
     processes = workers or cores()
     check_workers("--workers", processes)
     span = (int(first), int(last))
+    freeze_objects()
     about = simulate_hospital(patients, seed, out, layout=layout, years=span, workers=processes)
     rows = about["rows"]
     typer.echo(
