@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from nosology.corpora.corpus import Corpus
     from nosology.corpora.prepare import CorpusRecipe
 
-_MOST_WORKERS = 4
+_MOST_WORKERS = 3
 LEAK = 3  # exit code; 1 is an error, 2 a wrong command line
 
 Similarity = Annotated[float, typer.Option(help="Notes are near-duplicates from this Jaccard similarity on.")]
 Workers = Annotated[
     int | None,
-    typer.Option(min=1, help="Processes, by default one per core but at most 4: each takes memory."),
+    typer.Option(min=1, help="Processes, by default one per core but at most 3: each takes memory."),
 ]
 CorpusFolder = Annotated[Path, typer.Argument(metavar="DIR", help="A corpus folder.")]
 

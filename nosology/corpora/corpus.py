@@ -8,10 +8,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from nosology.core.files import (
     sha256,
     write_json,
 )
+from nosology.core.parallel import batched
 from nosology.corpora.notes_file import note_to_json
 
 MANIFEST, NOTES = "corpus.json", "notes.parquet"
@@ -192,12 +194,18 @@ def read_texts(folder: str | Path, group: int) -> list[str]:
         raise DataError(f"{Path(folder) / NOTES} is missing or damaged") from error
 
 
+def return_memory() -> None:
+    """Makes Arrow return memory to the system at once in this process, if it is one of several that share a machine."""
+    if parent_process() is not None:
+        pa.set_memory_pool(pa.system_memory_pool())
+
+
 def check_corpus_folder(folder: str | Path) -> Path:
     """The resolved path; OutputError if a corpus must not be written to it."""
     return check_output_folder(folder, marker=MANIFEST, files=_FILES)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EncodedNotes:
     """A group of notes as it is hashed and stored, and its counts."""
 
@@ -206,21 +214,26 @@ class EncodedNotes:
     splits: Counter[str]
     codes: Counter[Code]
     uncoded: int
-    json: bytes  # a line per note
+    json: bytearray  # a line per note
     table: pa.Table
 
 
-def encode_notes(notes: Sequence[Note]) -> EncodedNotes:
-    """The notes as a corpus stores them."""
-    return EncodedNotes(
-        [note.id for note in notes],
-        {note.patient for note in notes if note.patient is not None},
-        Counter(note.split or "none" for note in notes),
-        Counter(code for note in notes for code in note.codes),
-        sum(not note.codes for note in notes),
-        b"".join(_SORTED_JSON.encode(note_to_json(note)).encode() + b"\n" for note in notes),
-        pa.Table.from_pylist([_to_row(note) for note in notes], _SCHEMA),
-    )
+def encode_notes(notes: Iterable[Note]) -> EncodedNotes:
+    """The notes as a corpus stores them; few of them are in memory at a time."""
+    encoded = EncodedNotes([], set(), Counter(), Counter(), 0, bytearray(), _SCHEMA.empty_table())
+    tables = []
+    for batch in batched(notes, _BATCH_NOTES):
+        encoded.ids += [note.id for note in batch]
+        encoded.patients.update(note.patient for note in batch if note.patient is not None)
+        encoded.splits.update(note.split or "none" for note in batch)
+        for note in batch:
+            encoded.codes.update(note.codes)
+            encoded.uncoded += not note.codes
+            encoded.json += _SORTED_JSON.encode(note_to_json(note)).encode() + b"\n"
+        tables.append(pa.Table.from_pylist([_to_row(note) for note in batch], _SCHEMA))
+    if tables:
+        encoded.table = pa.concat_tables(tables).combine_chunks()
+    return encoded
 
 
 def encoded_groups(notes: Iterable[Note]) -> Iterator[EncodedNotes]:

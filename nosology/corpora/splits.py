@@ -28,6 +28,7 @@ from nosology.corpora.corpus import (
     check_corpus_folder,
     encode_notes,
     encoded_groups,
+    return_memory,
     write_encoded,
 )
 from nosology.corpora.duplicates import SHINGLE, THRESHOLD, Fingerprint, check_threshold
@@ -181,6 +182,7 @@ class _GroupSummary:
 
 
 def _summarize_group(corpus: Corpus, texts: bool, shingle: int, group: int) -> _GroupSummary:
+    return_memory()
     bad_evidence: list[str] = []
 
     def notes() -> Iterator[Note]:
@@ -203,7 +205,8 @@ def _summarize_group(corpus: Corpus, texts: bool, shingle: int, group: int) -> _
 
 def _encode_split(corpus: Corpus, split: Mapping[str, str], group: int) -> EncodedNotes:
     """The notes of a row group with their splits."""
-    return encode_notes([replace(note, split=split[note.id]) for note in corpus.notes(group=group)])
+    return_memory()
+    return encode_notes(replace(note, split=split[note.id]) for note in corpus.notes(group=group))
 
 
 def _shown(corpus: Corpus, groups: Iterable[EncodedNotes]) -> Iterator[EncodedNotes]:
