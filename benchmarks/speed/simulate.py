@@ -4,8 +4,8 @@
 
 Counts discharge summaries only; the time includes their radiology reports, all tables and compression, and not the
 start (loading the code tables and starting processes), which is shown separately. Numbers of processes take turns,
-`--repeats` times, and the fastest turn counts. CPU seconds are those of all processes; if other work shares the
-machine, the ratio of the times by the clock is too low.
+`--repeats` times, and the fastest turn counts. CPU seconds are those of all processes, and those of the first one,
+which several processes do not divide; if other work shares the machine, the ratio by the clock says little.
 """
 
 from __future__ import annotations
@@ -62,11 +62,17 @@ def _seconds(row: dict[str, Any]) -> float:
 def measured(patients: int, workers: int) -> dict[str, Any]:
     """Notes, seconds by the clock and CPU seconds of one simulation."""
     with tempfile.TemporaryDirectory() as folder:
-        cpu, started = cpu_seconds(), time.perf_counter()
+        first, cpu, started = time.process_time(), cpu_seconds(), time.perf_counter()
         rows = simulate(patients, 0, Path(folder) / "hospital", workers=workers)["rows"]
         cpu, seconds = cpu_seconds() - cpu, time.perf_counter() - started
+        first = time.process_time() - first
     notes, reports = rows["note/discharge"], rows["note/radiology"]
-    rates = {"seconds": round(seconds, 2), "cpu_seconds": round(cpu, 2), "summaries_per_second": round(notes / seconds)}
+    rates: dict[str, Any] = {
+        "seconds": round(seconds, 2),
+        "cpu_seconds": round(cpu, 2),
+        "first_cpu_seconds": round(first, 2),
+    }
+    rates["summaries_per_second"] = round(notes / seconds)
     return {"discharge_summaries": notes, "radiology_reports": reports} | rates
 
 
