@@ -21,9 +21,14 @@ if TYPE_CHECKING:
     from nosology.corpora.corpus import Corpus
     from nosology.corpora.prepare import CorpusRecipe
 
+_MOST_WORKERS = 3
 LEAK = 3  # exit code; 1 is an error, 2 a wrong command line
 
 Similarity = Annotated[float, typer.Option(help="Notes are near-duplicates from this Jaccard similarity on.")]
+Workers = Annotated[
+    int | None,
+    typer.Option(min=1, help="Processes, by default one per core but at most 3: each takes memory."),
+]
 CorpusFolder = Annotated[Path, typer.Argument(metavar="DIR", help="A corpus folder.")]
 
 app = CommandGroup("Write corpus folders from datasets, split, audit and describe them; select notes for review.")
@@ -184,6 +189,7 @@ def split(
         bool, typer.Option(help="Keep (near-)duplicates in the same split or site.")
     ] = True,
     similarity: Similarity = 0.8,
+    workers: Workers = None,
 ) -> None:
     """Split a corpus into train, dev and test, or partition it among sites. No patient is in two parts."""
     from nosology.corpora.splits import site_corpus, split_by_files, split_corpus
@@ -197,9 +203,9 @@ def split(
     if skew != "size":
         refuse_unused(("exponent",), "without --skew size")
     if official:
-        refuse_unused(("ratios", "seed", "keep_duplicates_together", "similarity"), "with --official")
+        refuse_unused(("ratios", "seed", "keep_duplicates_together", "similarity", "workers"), "with --official")
     if sites is not None:
-        refuse_unused(("ratios",), "with --sites, which keeps the splits")
+        refuse_unused(("ratios", "workers"), "with --sites, which keeps the splits")
     if not keep_duplicates_together:
         refuse_unused(("similarity",), "with --no-keep-duplicates-together")
     options = {"seed": seed, "keep_duplicates_together": keep_duplicates_together, "threshold": similarity}
@@ -209,10 +215,21 @@ def split(
         skew_options = {"skew": skew or "iid", "alpha": alpha, "exponent": exponent}
         written = [site_corpus(folder, out, sites, min_notes=min_notes_per_site, **skew_options, **options)]
     else:
-        written = split_corpus(folder, out, ratios=_parse_ratios(ratios), k=k, **options)
-        _warn_about_ratios(written[0], _parse_ratios(ratios))
+        shares, processes = _parse_ratios(ratios), _processes(workers)
+        written = split_corpus(folder, out, ratios=shares, k=k, workers=processes, **options)
+        _warn_about_ratios(written[0], shares)
     for corpus in written:
         _print_split(corpus, sites is not None)
+
+
+def _processes(workers: int | None) -> int:
+    """The number of processes that read a corpus."""
+    from nosology.core.forked_processes import freeze_objects
+    from nosology.core.parallel import check_workers, cores
+
+    check_workers("--workers", workers or 1)
+    freeze_objects()
+    return workers or min(_MOST_WORKERS, cores())
 
 
 def _warn_about_ratios(corpus: Corpus, ratios: list[float]) -> None:
@@ -246,11 +263,12 @@ def audit(
     similarity: Similarity = 0.8,
     shingle: Annotated[int, typer.Option(help="Number of words of a shingle.")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    workers: Workers = None,
 ) -> None:
     """Check a corpus for leaks between splits. The exit code is 3 if there is one."""
     from nosology.corpora.audit import audit as audit_corpus
 
-    result = audit_corpus(folder, threshold=similarity, shingle=shingle)
+    result = audit_corpus(folder, threshold=similarity, shingle=shingle, workers=_processes(workers))
     if as_json:
         typer.echo(json.dumps(result.to_json(), indent=2, ensure_ascii=False))
     else:

@@ -30,14 +30,24 @@ def simulate(
     years: Annotated[
         str, typer.Option(help="FIRST-LAST; admissions since October 2015 have ICD-10 codes.")
     ] = "2008-2019",
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Processes, by default as many as there are cores; the files are the same."),
+    ] = None,
 ) -> None:
     """Simulate a hospital: patients, admissions, codes, discharge summaries, radiology reports, gold evidence."""
+    from nosology.core.forked_processes import freeze_objects
+    from nosology.core.parallel import check_workers, cores
     from nosology.corpora.simulate import simulate as simulate_hospital
 
     first, _, last = years.partition("-")
     if not all(re.fullmatch("[0-9]{4}", year) for year in (first, last)):
         raise ConfigError(f"--years must be two years such as 2008-2019; got {years[:40]}")
-    about = simulate_hospital(patients, seed, out, layout=layout, years=(int(first), int(last)))
+    processes = workers or cores()
+    check_workers("--workers", processes)
+    span = (int(first), int(last))
+    freeze_objects()
+    about = simulate_hospital(patients, seed, out, layout=layout, years=span, workers=processes)
     rows = about["rows"]
     typer.echo(
         f"{out}: {patients:,} patients, {rows['hosp/admissions']:,} admissions, "

@@ -21,8 +21,8 @@ from nosology.core.parallel import check_workers, end_with_parent
 T = TypeVar("T")
 R = TypeVar("R")
 
-_BLOCK = 8  # items that a process takes at a time
-_BLOCKS_PER_WORKER = 4  # in memory, waiting or done
+_BLOCK = 8
+_BLOCKS_PER_WORKER = 4
 
 
 def freeze_objects() -> None:
@@ -41,7 +41,14 @@ def _unfreeze() -> None:
         gc.unfreeze()
 
 
-def forked_map(function: Callable[[T], R], items: Iterable[T], workers: int) -> Iterator[R]:
+def forked_map(
+    function: Callable[[T], R],
+    items: Iterable[T],
+    workers: int,
+    *,
+    block: int = _BLOCK,
+    ahead: int = _BLOCKS_PER_WORKER,
+) -> Iterator[R]:
     """function(item) for each item, in order, by processes that are forked from this one; items are read lazily.
 
     Forked processes share the memory of this one: what the function has loaded is not loaded again, and nothing but
@@ -49,28 +56,30 @@ def forked_map(function: Callable[[T], R], items: Iterable[T], workers: int) -> 
     process; there are no more processes than blocks of items, and at most eight per core (else ConfigError). An
     exception is raised in the place of its item, after the results before it. The processes start before this function
     returns, so that threads of the caller that begin later do not matter.
+
+    block: items that a process takes at a time. ahead: blocks per process that are in memory, waiting or done.
     """
     check_workers("workers", workers)
-    blocks = _blocks(iter(items))
+    blocks = _blocks(iter(items), block)
     first = list(islice(blocks, workers))
     if len(first) < 2 or sys.platform != "linux":
         return _results((_compute(function, block), error) for block, error in chain(first, blocks))
     workers = len(first)
     pool = ProcessPoolExecutor(workers, get_context("fork"), _set_function, (function,))
     pool.submit(int).result()  # starts all processes
-    return _results(_computed(pool, chain(first, blocks), workers * _BLOCKS_PER_WORKER))
+    return _results(_computed(pool, chain(first, blocks), workers * ahead))
 
 
 _Block = tuple[list[Any], Exception | None]  # items or results, and what was raised after them
 
 
-def _blocks(items: Iterator[Any]) -> Iterator[_Block]:
+def _blocks(items: Iterator[Any], size: int) -> Iterator[_Block]:
     """The items in blocks; the last one has the error that ended the reading."""
     block: list[Any] = []
     try:
         for item in items:
             block.append(item)
-            if len(block) == _BLOCK:
+            if len(block) == size:
                 yield block, None
                 block = []
     except Exception as error:

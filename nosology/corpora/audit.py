@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from nosology.codes import is_known
-from nosology.core import ConfigError, Note
+from nosology.core import ConfigError
 from nosology.core.progress import activity
 from nosology.corpora.corpus import Corpus
 from nosology.corpora.duplicates import SHINGLE, THRESHOLD, check_threshold, exact_pairs, near_pairs
-from nosology.corpora.group_splits import NoteSummary, summarize_notes
-from nosology.corpora.splits import read_corpus
+from nosology.corpora.group_splits import NoteSummary
+from nosology.corpora.splits import summarize_corpus
 
 MAX_EXAMPLES = 5
 
@@ -59,14 +59,14 @@ class Audit:
         return values | {"findings": findings, "leak": bool(self.leaks)}
 
 
-def audit(folder: str | Path, *, threshold: float = THRESHOLD, shingle: int = SHINGLE) -> Audit:
-    """The audit of the corpus in a folder. Examples are ids, never note text."""
+def audit(folder: str | Path, *, threshold: float = THRESHOLD, shingle: int = SHINGLE, workers: int = 1) -> Audit:
+    """The audit of the corpus in a folder. Examples are ids, never note text. workers: processes that read it."""
     check_threshold(threshold)
     if not 1 <= shingle <= 50:
         raise ConfigError(f"shingle must be 1 to 50 words; got {shingle}")
     corpus = Corpus.open(folder)
-    bad_evidence: list[str] = []
-    notes = summarize_notes(_collect_bad_evidence(read_corpus(corpus), bad_evidence), shingle=shingle)
+    summary = summarize_corpus(corpus, shingle=shingle, workers=workers)
+    notes = summary.notes
     results = (
         _check_patients(notes),
         *_check_duplicates(notes, threshold),
@@ -75,7 +75,7 @@ def audit(folder: str | Path, *, threshold: float = THRESHOLD, shingle: int = SH
         _check_notes(notes, "notes without codes", lambda note: not note.codes),
         _check_notes(notes, "notes without words", lambda note: not (note.fingerprint and note.fingerprint.digest)),
         _check_notes(notes, "notes without a split", lambda note: note.split is None),
-        _result("evidence outside its text", False, sorted(bad_evidence), len(notes), "notes"),
+        _result("evidence outside its text", False, sorted(summary.bad_evidence), len(notes), "notes"),
     )
     return Audit(str(folder), corpus.hash, len(notes), dict(corpus.manifest["counts"]["splits"]), results)
 
@@ -89,14 +89,6 @@ def count_leaked_patients(corpora: Iterable[Corpus]) -> int:
             if note.patient is not None and note.split is not None:
                 (train if note.split == "train" else held_out)[note.patient].add(number)
     return sum(len(train[patient] | held_out[patient]) > 1 for patient in train.keys() & held_out.keys())
-
-
-def _collect_bad_evidence(notes: Iterable[Note], bad_evidence: list[str]) -> Iterator[Note]:
-    """The notes. The ids of notes with evidence outside their text are appended to `bad_evidence`."""
-    for note in notes:
-        if any(not 0 <= item.start < item.end <= len(note.text) for item in note.evidence):
-            bad_evidence.append(note.id)
-        yield note
 
 
 def _result(check: str, leak: bool, ids: list[str], of: int, what: str) -> AuditResult:

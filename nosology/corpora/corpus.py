@@ -10,7 +10,9 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
+from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from nosology.core.files import (
     sha256,
     write_json,
 )
+from nosology.core.parallel import batched
 from nosology.corpora.notes_file import note_to_json
 
 MANIFEST, NOTES = "corpus.json", "notes.parquet"
@@ -106,8 +109,8 @@ class Corpus:
             is_intact = sha256(path) == self.manifest["sha256"]
         else:  # written by version 0.1
             counter = _CorpusCounter()
-            for note in self.notes():
-                counter.add(note)
+            for group in encoded_groups(self.notes()):
+                counter.add(group)
             is_intact = counter.digest.hexdigest() == self.hash
         if not is_intact:
             raise DataError(f"{path} is damaged or was changed: its hash is not that in {MANIFEST}")
@@ -133,14 +136,19 @@ class Corpus:
         with parquet.ParquetFile(self.folder / NOTES) as file:
             return file.metadata.num_row_groups
 
-    def notes(self, split: str | None = None, text: bool = True) -> Iterator[Note]:
-        """The notes in order, optionally of one split. `text=False` is faster: without text and evidence."""
+    def notes(self, split: str | None = None, text: bool = True, group: int | None = None) -> Iterator[Note]:
+        """The notes in order, optionally of one split. `text=False` is faster: without text and evidence.
+
+        group: only the notes of this row group, read without threads, as in a forked process.
+        """
         if split is not None and split not in SPLITS:
             raise DataError(f"split must be one of {', '.join(SPLITS)}; got {split!r}")
         names = [name for name in _SCHEMA.names if text or name not in ("text", "evidence")]
         try:
             with parquet.ParquetFile(self.folder / NOTES) as file:
-                for batch in file.iter_batches(batch_size=_BATCH_NOTES, columns=names):
+                groups = None if group is None else [group]
+                batches = file.iter_batches(_BATCH_NOTES, groups, columns=names, use_threads=group is None)
+                for batch in batches:
                     if split is not None:
                         batch = batch.filter(compute.call_function("equal", [batch.column("split"), pa.scalar(split)]))
                     yield from map(_from_row, batch.to_pylist())
@@ -191,9 +199,51 @@ def read_texts(folder: str | Path, group: int) -> list[str]:
         raise DataError(f"{Path(folder) / NOTES} is missing or damaged") from error
 
 
+def return_memory() -> None:
+    """Makes Arrow return memory to the system at once in this process, if it is one of several that share a machine."""
+    if parent_process() is not None:
+        pa.set_memory_pool(pa.system_memory_pool())
+
+
 def check_corpus_folder(folder: str | Path) -> Path:
     """The resolved path; OutputError if a corpus must not be written to it."""
     return check_output_folder(folder, marker=MANIFEST, files=_FILES)
+
+
+@dataclass(slots=True)
+class EncodedNotes:
+    """A group of notes as it is hashed and stored, and its counts."""
+
+    ids: list[str]
+    patients: set[str]
+    splits: Counter[str]
+    codes: Counter[Code]
+    uncoded: int
+    json: bytearray  # a line per note
+    table: pa.Table
+
+
+def encode_notes(notes: Iterable[Note]) -> EncodedNotes:
+    """The notes as a corpus stores them; few of them are in memory at a time."""
+    encoded = EncodedNotes([], set(), Counter(), Counter(), 0, bytearray(), _SCHEMA.empty_table())
+    tables = []
+    for batch in batched(notes, _BATCH_NOTES):
+        encoded.ids += [note.id for note in batch]
+        encoded.patients.update(note.patient for note in batch if note.patient is not None)
+        encoded.splits.update(note.split or "none" for note in batch)
+        for note in batch:
+            encoded.codes.update(note.codes)
+            encoded.uncoded += not note.codes
+            encoded.json += _SORTED_JSON.encode(note_to_json(note)).encode() + b"\n"
+        tables.append(pa.Table.from_pylist([_to_row(note) for note in batch], _SCHEMA))
+    if tables:
+        encoded.table = pa.concat_tables(tables).combine_chunks()
+    return encoded
+
+
+def encoded_groups(notes: Iterable[Note]) -> Iterator[EncodedNotes]:
+    """The notes in groups of the size of a row group, encoded when they are needed."""
+    return map(encode_notes, _row_groups(notes))
 
 
 def write_corpus(
@@ -204,14 +254,20 @@ def write_corpus(
     `counts` is read after the last note, so the source of the notes may fill it. The counts of notes, splits and
     systems are added to it.
     """
+    return write_encoded(encoded_groups(notes), folder, source=source, filters=filters, counts=counts)
+
+
+def write_encoded(
+    groups: Iterable[EncodedNotes], folder: str | Path, *, source: dict[str, Any], filters: list, counts: dict[str, Any]
+) -> Corpus:
+    """The corpus of notes that are encoded, group by group, perhaps by other processes; as `write_corpus`."""
     folder = Path(folder)
     counter = _CorpusCounter()
     with atomic_folder(folder, marker=MANIFEST, files=_FILES) as temporary:
         with parquet.ParquetWriter(temporary / NOTES, _SCHEMA, compression="zstd") as writer:
-            for group in _row_groups(notes):
-                for note in group:
-                    counter.add(note)
-                writer.write_table(pa.Table.from_pylist([_to_row(note) for note in group], _SCHEMA))
+            for group in groups:
+                counter.add(group)
+                writer.write_table(group.table)
         manifest = {
             "format": FORMAT,
             "package": f"nosology {__version__}",
@@ -230,7 +286,7 @@ def _digest(manifest: dict[str, Any]) -> str:
 
 
 class _CorpusCounter:
-    """Counts and hashes a stream of notes. DataError for a repeated id."""
+    """Counts and hashes groups of notes. DataError for a repeated id."""
 
     def __init__(self) -> None:
         self.digest = hashlib.sha256()
@@ -240,16 +296,16 @@ class _CorpusCounter:
         self.codes: Counter[Code] = Counter()
         self.uncoded = 0
 
-    def add(self, note: Note) -> None:
-        if note.id in self.ids:
-            raise DataError(f"ids of a corpus must be unique; got {note.id!r} twice")
-        self.ids.add(note.id)
-        if note.patient is not None:
-            self.patients.add(note.patient)
-        self.splits[note.split or "none"] += 1
-        self.codes.update(note.codes)
-        self.uncoded += not note.codes
-        self.digest.update(_SORTED_JSON.encode(note_to_json(note)).encode() + b"\n")
+    def add(self, notes: EncodedNotes) -> None:
+        for note_id in notes.ids:
+            if note_id in self.ids:
+                raise DataError(f"ids of a corpus must be unique; got {note_id!r} twice")
+            self.ids.add(note_id)
+        self.patients |= notes.patients
+        self.splits += notes.splits
+        self.codes += notes.codes
+        self.uncoded += notes.uncoded
+        self.digest.update(notes.json)
 
     def to_json(self) -> dict[str, Any]:
         systems: dict[str, dict[str, int]] = {}
@@ -282,9 +338,15 @@ def _row_groups(notes: Iterable[Note]) -> Iterator[list[Note]]:
 def _to_row(note: Note) -> dict[str, Any]:
     return {
         **{name: getattr(note, name) for name in _STRINGS},
-        "codes": [code._asdict() for code in note.codes],
+        "codes": [{"system": system, "code": code} for system, code in note.codes],
         "evidence": [
-            {**item.code._asdict(), "start": item.start, "end": item.end, "extra": _pack(item.extra)}
+            {
+                "system": item.code[0],
+                "code": item.code[1],
+                "start": item.start,
+                "end": item.end,
+                "extra": _pack_evidence(item.extra),
+            }
             for item in note.evidence
         ],
         "extra": _pack(note.extra),
@@ -326,6 +388,17 @@ def _code(system: str, code: str) -> Code:
 
 def _pack(extra: Mapping[str, Any]) -> str | None:
     return _JSON.encode(dict(extra)) if extra else None
+
+
+def _pack_evidence(extra: Mapping[str, Any]) -> str | None:
+    """The fields of an evidence span in JSON; mostly they are the same few, such as its kind."""
+    items = tuple(extra.items())
+    return _pack_strings(items) if all(type(value) is str for _, value in items) else _pack(extra)
+
+
+@lru_cache(maxsize=1 << 10)
+def _pack_strings(items: tuple[tuple[str, str], ...]) -> str | None:
+    return _pack(dict(items))
 
 
 def _unpack(extra: str | None) -> dict[str, Any]:

@@ -147,10 +147,11 @@ def note_from_json(
 def note_to_json(note: Note) -> dict[str, Any]:
     """The record of a note, without the fields that are None."""
     record = {name: getattr(note, name) for name in FIELDS[:6] if getattr(note, name) is not None}
-    record["codes"] = [{"system": code.system, "code": code.code} for code in note.codes]
+    record["codes"] = [{"system": system, "code": code} for system, code in note.codes]
     if note.evidence:
         record["evidence"] = [
-            {**item.code._asdict(), "start": item.start, "end": item.end, **item.extra} for item in note.evidence
+            {"system": item.code[0], "code": item.code[1], "start": item.start, "end": item.end, **item.extra}
+            for item in note.evidence
         ]
     return record | dict(note.extra)
 

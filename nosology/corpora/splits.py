@@ -7,8 +7,10 @@ site_corpus("corpus", "sites", 20, skew="dirichlet", alpha=0.1)
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,19 @@ import numpy as np
 from nosology.core import SPLITS, SYSTEMS, Code, ConfigError, DataError, Note
 from nosology.core.errors import RenamedWarning
 from nosology.core.files import check_results_folder
+from nosology.core.forked_processes import forked_map
 from nosology.core.label_space import column_sums
-from nosology.core.progress import activity, progress
-from nosology.corpora.corpus import Corpus, check_corpus_folder, write_corpus
-from nosology.corpora.duplicates import THRESHOLD, check_threshold
+from nosology.core.progress import activity, counting, progress
+from nosology.corpora.corpus import (
+    Corpus,
+    EncodedNotes,
+    check_corpus_folder,
+    encode_notes,
+    encoded_groups,
+    return_memory,
+    write_encoded,
+)
+from nosology.corpora.duplicates import SHINGLE, THRESHOLD, Fingerprint, check_threshold
 from nosology.corpora.filters import assign_splits, frequent_codes, keep_codes, read_splits
 from nosology.corpora.group_splits import NoteSummary, group_label_counts, group_numbers, stratify, summarize_notes
 
@@ -52,9 +63,11 @@ def stratified_splits(
         raise DataError("a corpus without notes cannot be split")
     with activity("looking for near-duplicates"):
         groups = group_numbers(notes, threshold=threshold)
+    has_fingerprints = _have_fingerprints(notes)
+    notes = [replace(note, fingerprint=None) for note in notes]  # the fingerprints take most of the memory
     counts, sizes, _ = group_label_counts(notes, groups, within="site")
     used = np.flatnonzero(shares)
-    _check_groups(len(used), len(sizes), _SPLITS, notes)
+    _check_groups(len(used), len(sizes), _SPLITS, has_fingerprints)
     splits = []
     for number in progress(range(k), "dividing the notes", unit="splits"):
         part = stratify(counts, sizes, shares[used], np.random.default_rng([seed, number]))
@@ -72,13 +85,16 @@ def check_ratios(ratios: Sequence[float]) -> np.ndarray:
     return array
 
 
-def _check_groups(parts: int, groups: int, what: str, notes: list[NoteSummary]) -> None:
+def _have_fingerprints(notes: list[NoteSummary]) -> bool:
+    return any(note.fingerprint is not None for note in notes)
+
+
+def _check_groups(parts: int, groups: int, what: str, has_fingerprints: bool) -> None:
     """Raises ConfigError unless each part gets a group of notes."""
     _check_parts(parts, what)
     if parts > groups:
         number = "1 group" if groups == 1 else f"{groups:,} groups"
-        has_prints = any(note.fingerprint is not None for note in notes)
-        of, hint = ("patients and (near-)duplicates", _APART) if has_prints else ("patients", "")
+        of, hint = ("patients and (near-)duplicates", _APART) if has_fingerprints else ("patients", "")
         raise ConfigError(f"the notes form {number} of {of}, fewer than the {parts} {what}{hint}")
 
 
@@ -90,13 +106,16 @@ def _check_parts(parts: int, what: str) -> None:
 def _check_patients(corpus: Corpus, notes: Iterable[Note], parts: int, what: str) -> None:
     """Raises ConfigError if there are too few patients for the parts. Fingerprints, which take long, come later."""
     _check_parts(parts, what)
-    patients = len({(note.patient is None, note.patient or note.id) for note in notes})
-    if parts > patients:
-        number = "1 patient" if patients == 1 else f"{patients:,} patients"
-        raise ConfigError(
-            f"the corpus {corpus.folder} has {number} (a note without a patient counts as one), fewer than the {parts}"
-            f" {what}"
-        )
+    found = set()
+    for note in notes:
+        found.add((note.patient is None, note.patient or note.id))
+        if len(found) >= parts:
+            return
+    number = "1 patient" if len(found) == 1 else f"{len(found):,} patients"
+    raise ConfigError(
+        f"the corpus {corpus.folder} has {number} (a note without a patient counts as one), fewer than the {parts}"
+        f" {what}"
+    )
 
 
 def split_corpus(
@@ -108,8 +127,12 @@ def split_corpus(
     k: int | None = None,
     keep_duplicates_together: bool = True,
     threshold: float = THRESHOLD,
+    workers: int = 1,
 ) -> list[Corpus]:
-    """The corpus in `folder` with new splits, written to `out`; with k to out/split-00, out/split-01, ..."""
+    """The corpus in `folder` with new splits, written to `out`; with k to out/split-00, out/split-01, ...
+
+    workers: processes; the corpus is the same for any number.
+    """
     corpus = Corpus.open(folder)
     check_ratios(ratios)
     check_threshold(threshold)
@@ -121,15 +144,99 @@ def split_corpus(
     if not len(corpus):
         raise ConfigError(f"the corpus {corpus.folder} has no notes")
     _check_patients(corpus, corpus.notes(text=False), int(np.count_nonzero(ratios)), _SPLITS)
-    notes = summarize_notes(read_corpus(corpus, text=keep_duplicates_together), texts=keep_duplicates_together)
-    splits = stratified_splits(notes, ratios, seed=seed, k=1 if k is None else k, threshold=threshold)
+    # No name for the summaries: they are freed before the notes are written.
+    splits = stratified_splits(
+        summarize_corpus(corpus, texts=keep_duplicates_together, workers=workers).notes,
+        ratios,
+        seed=seed,
+        k=1 if k is None else k,
+        threshold=threshold,
+    )
     step = {"filter": "split", "ratios": list(ratios), "seed": seed}
     step |= {"duplicates_together": threshold if keep_duplicates_together else None}
     written = []
     for number, (target, split) in enumerate(zip(targets, splits)):
-        split_notes = (replace(note, split=split[note.id]) for note in read_corpus(corpus))
-        written.append(_rewrite(corpus, split_notes, target, [step | {"number": number}]))
+        groups = forked_map(partial(_encode_split, corpus, split), range(corpus.row_groups), workers, block=1, ahead=2)
+        written.append(_rewrite(corpus, _shown(corpus, groups), target, [step | {"number": number}]))
     return written
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusSummary:
+    """The notes of a corpus without their texts, and the ids of those with evidence outside their text."""
+
+    notes: list[NoteSummary]
+    bad_evidence: list[str]
+
+
+def summarize_corpus(corpus: Corpus, *, texts: bool = True, shingle: int = SHINGLE, workers: int = 1) -> CorpusSummary:
+    """The summaries of all notes, sorted by id, as `summarize_notes`; workers: processes."""
+    read = partial(_summarize_group, corpus, texts, shingle)
+    summaries = forked_map(read, range(corpus.row_groups), workers, block=1)
+    notes: list[NoteSummary] = []
+    bad_evidence: list[str] = []
+    known: dict[Code, Code] = {}  # one object per code, not one per process
+    with counting(f"reading {corpus.folder.name}", total=len(corpus)) as counter:
+        for group in summaries:
+            for note, prints in zip(group.notes, group.fingerprints()):
+                codes = tuple(known.setdefault(code, code) for code in note.codes)
+                notes.append(replace(note, codes=codes, fingerprint=prints))
+            bad_evidence += group.bad_evidence
+            counter.advance(len(group.notes))
+    return CorpusSummary(sorted(notes, key=lambda note: note.id), bad_evidence)
+
+
+@dataclass(frozen=True, slots=True)
+class _GroupSummary:
+    """The summaries of a row group; fingerprints are one array, which passes fast between processes."""
+
+    notes: list[NoteSummary]  # without fingerprints
+    digests: list[bytes]  # empty without texts
+    shingles: np.ndarray
+    bounds: list[int]
+    bad_evidence: list[str]
+
+    def fingerprints(self) -> list[Fingerprint | None]:
+        """One per note, None without texts."""
+        if not self.digests:
+            return [None] * len(self.notes)
+        return [Fingerprint(digest, self.shingles[a:b]) for digest, (a, b) in zip(self.digests, pairwise(self.bounds))]
+
+
+def _summarize_group(corpus: Corpus, texts: bool, shingle: int, group: int) -> _GroupSummary:
+    return_memory()
+    bad_evidence: list[str] = []
+
+    def notes() -> Iterator[Note]:
+        for note in corpus.notes(text=texts, group=group):
+            if any(not 0 <= item.start < item.end <= len(note.text) for item in note.evidence):
+                bad_evidence.append(note.id)
+            yield note
+
+    summaries = summarize_notes(notes(), texts=texts, shingle=shingle)
+    prints = [note.fingerprint for note in summaries if note.fingerprint is not None]
+    shingles = [print_.shingles for print_ in prints]
+    return _GroupSummary(
+        [replace(note, fingerprint=None) for note in summaries],
+        [print_.digest for print_ in prints],
+        np.concatenate(shingles) if shingles else np.empty(0, np.uint32),
+        np.cumsum([0, *map(len, shingles)]).tolist(),
+        bad_evidence,
+    )
+
+
+def _encode_split(corpus: Corpus, split: Mapping[str, str], group: int) -> EncodedNotes:
+    """The notes of a row group with their splits."""
+    return_memory()
+    return encode_notes(replace(note, split=split[note.id]) for note in corpus.notes(group=group))
+
+
+def _shown(corpus: Corpus, groups: Iterable[EncodedNotes]) -> Iterator[EncodedNotes]:
+    """The groups, with a progress bar."""
+    with counting(f"reading {corpus.folder.name}", total=len(corpus)) as counter:
+        for group in groups:
+            yield group
+            counter.advance(len(group.ids))
 
 
 def split_by_files(folder: str | Path, out: str | Path, files: Sequence[str | Path]) -> Corpus:
@@ -142,7 +249,7 @@ def split_by_files(folder: str | Path, out: str | Path, files: Sequence[str | Pa
     if not any(assign_splits(corpus.notes(text=False), splits, {})):
         names = ", ".join(step["files"])
         raise DataError(f"none of the {len(splits):,} ids in {names} is a note or an admission of {folder}")
-    return _rewrite(corpus, assign_splits(read_corpus(corpus), splits, step), out, [step])
+    return _rewrite(corpus, encoded_groups(assign_splits(read_corpus(corpus), splits, step)), out, [step])
 
 
 def read_corpus(corpus: Corpus, *, text: bool = True) -> Iterator[Note]:
@@ -156,12 +263,12 @@ def _check_target(corpus: Corpus, out: str | Path) -> None:
         raise ConfigError(f"--out must be another folder than the corpus {corpus.folder}, which is not changed")
 
 
-def _rewrite(corpus: Corpus, notes: Iterable[Note], out: str | Path, steps: list[dict[str, Any]]) -> Corpus:
+def _rewrite(corpus: Corpus, groups: Iterable[EncodedNotes], out: str | Path, steps: list[dict[str, Any]]) -> Corpus:
     """A new corpus of changed notes. The steps and the hash of the old corpus are added to its filters."""
     steps[-1]["corpus"] = corpus.hash
     filters = [*corpus.manifest["filters"], *steps]
     counts = {"troubles": corpus.manifest["counts"].get("troubles", {})}
-    return write_corpus(notes, out, source=corpus.manifest["source"], filters=filters, counts=counts)
+    return write_encoded(groups, out, source=corpus.manifest["source"], filters=filters, counts=counts)
 
 
 def assign_sites(
@@ -192,7 +299,7 @@ def assign_sites(
         return {note.id: f"site-{site:0{width}d}" for note, site in zip(notes, drawn.tolist())}
     groups = group_numbers(notes, threshold=threshold)
     counts, sizes, labels = group_label_counts(notes, groups, within="split")
-    _check_groups(sites, len(sizes), "sites", notes)
+    _check_groups(sites, len(sizes), "sites", _have_fingerprints(notes))
     rng = np.random.default_rng([seed, sites])
     shares = np.arange(1.0, sites + 1) ** -exponent if skew == "size" else np.ones(sites)
     shares = shares / shares.sum()
@@ -286,4 +393,5 @@ def site_corpus(
     steps[-1] |= {"size": {"exponent": exponent}, "dirichlet": {"alpha": alpha}}.get(skew, {})
     steps[-1] |= {"duplicates_together": threshold if keep_duplicates_together else None}
     notes = keep_codes(read_corpus(corpus), keep, steps[0] if min_notes > 0 else {})
-    return _rewrite(corpus, (replace(note, site=site[note.id]) for note in notes), out, steps)
+    placed = (replace(note, site=site[note.id]) for note in notes)
+    return _rewrite(corpus, encoded_groups(placed), out, steps)

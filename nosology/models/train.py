@@ -38,6 +38,8 @@ class CalibratedModel(Model, Protocol):
         """This model with its calibration fitted on scores (B, L) of notes that it was not trained on."""
 
 
+_ROWS = 256  # whose scores become probabilities at a time
+
 R = TypeVar("R", bound=Recipe)
 M = TypeVar("M", bound=CalibratedModel)
 
@@ -47,7 +49,7 @@ class Fit(Generic[M]):
     """A model fitted on train notes, with its scores on dev notes."""
 
     model: M
-    dev_scores: np.ndarray  # (B, L)
+    dev_scores: np.ndarray  # (B, L); `CalibratedTrainer.train` overwrites them with probabilities
     dev_gold: sparse.csr_matrix  # 0/1 (B, L)
     dev_codes: list[tuple[Code, ...]]
     report: dict[str, Any] = field(default_factory=dict)  # saved in the provenance of the bundle
@@ -91,7 +93,7 @@ class CalibratedTrainer(CoderTrainer[R], Generic[R, M]):
         """The coder that is trained on train notes and tuned on dev notes; refit: then trained again on both."""
         fitted = self.fit(train_notes, dev_notes)
         model = fitted.model.calibrated(fitted.dev_scores, fitted.dev_gold)
-        probabilities = model.to_probabilities(fitted.dev_scores)
+        probabilities = probabilities_in_place(model, fitted.dev_scores)  # nothing needs the scores any more
         if fitted.dev_empty is not None:
             probabilities[fitted.dev_empty] = 0
         decision = Decision.tune(self.recipe.decision, model.labels, fitted.dev_codes, probabilities)
@@ -100,6 +102,18 @@ class CalibratedTrainer(CoderTrainer[R], Generic[R, M]):
             model = self.refit(union(train_notes, dev_notes), fitted)
             model.calibration = calibration
         return TrainedCoder(model, decision, fitted.report | {"dev_codes": int(fitted.dev_gold.nnz)})
+
+
+def probabilities_in_place(model: CalibratedModel, scores: np.ndarray) -> np.ndarray:
+    """Probabilities (B, L) of scores (B, L), which are overwritten if they are float32.
+
+    The scores of all dev notes of MIMIC take gigabytes, and probabilities beside them would take as many again.
+    """
+    if scores.dtype != np.float32:
+        return model.to_probabilities(scores)
+    for start in range(0, len(scores), _ROWS):
+        scores[start : start + _ROWS] = model.to_probabilities(scores[start : start + _ROWS])
+    return scores
 
 
 def train(recipe: Recipe, corpora: list[Corpus], out: str | Path, *, refit: bool = False) -> Bundle:

@@ -1,3 +1,4 @@
+import os
 from collections import Counter, defaultdict
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +11,18 @@ from hypothesis import strategies as st
 from pyarrow import feather
 
 from nosology.core import Code, ConfigError, DataError, Evidence, Note
-from nosology.corpora.corpus import Corpus, write_corpus
+from nosology.corpora import corpus as corpus_module
+from nosology.corpora import splits as splits_module
+from nosology.corpora.corpus import NOTES, Corpus, write_corpus
 from nosology.corpora.group_splits import NoteSummary, group_names, summarize_notes
-from nosology.corpora.splits import assign_sites, site_corpus, split_by_files, split_corpus, stratified_splits
+from nosology.corpora.splits import (
+    assign_sites,
+    site_corpus,
+    split_by_files,
+    split_corpus,
+    stratified_splits,
+    summarize_corpus,
+)
 
 
 def notes(count: int, seed: int = 0, patients: int = 0) -> list[Note]:
@@ -133,6 +143,42 @@ def test_a_corpus_that_is_too_small_for_its_splits_is_named_with_the_cause(tmp_p
         with pytest.raises(ConfigError, match=sentence):
             split_corpus(tmp_path / name, tmp_path / "out")
     assert split_corpus(tmp_path / "alike", tmp_path / "out", keep_duplicates_together=False)
+
+
+@pytest.mark.parametrize("k", [None, 2])
+def test_several_processes_write_the_same_split(tmp_path, monkeypatch, k):
+    monkeypatch.setattr(corpus_module, "_GROUP_NOTES", 30)  # several row groups
+    folder = corpus(tmp_path / "in", notes(200))
+    groups = Corpus.open(folder).row_groups
+    assert groups == 7
+    one = split_corpus(folder, tmp_path / "one", k=k)
+    parent, encode = os.getpid(), splits_module.encode_notes
+
+    def encode_elsewhere(some):
+        assert os.getpid() != parent
+        return encode(some)
+
+    monkeypatch.setattr(splits_module, "encode_notes", encode_elsewhere)
+    two = split_corpus(folder, tmp_path / "two", k=k, workers=2)
+    for left, right in zip(one, two, strict=True):
+        assert (left.folder / NOTES).read_bytes() == (right.folder / NOTES).read_bytes()
+        assert left.manifest == right.manifest
+
+
+@pytest.mark.parametrize("texts", [True, False])
+def test_summaries_of_a_corpus_are_those_of_its_notes(tmp_path, monkeypatch, texts):
+    monkeypatch.setattr(corpus_module, "_GROUP_NOTES", 30)
+    written = Corpus.open(corpus(tmp_path / "in", notes(100)))
+    expected = summarize_notes(written.notes(), texts=texts)
+    for workers in (1, 2):
+        found = summarize_corpus(written, texts=texts, workers=workers).notes
+        assert [replace(note, fingerprint=None) for note in found] == [replace(n, fingerprint=None) for n in expected]
+        if texts:
+            for note, other in zip(found, expected):
+                assert note.fingerprint.digest == other.fingerprint.digest
+                assert np.array_equal(note.fingerprint.shingles, other.fingerprint.shingles)
+        else:
+            assert {note.fingerprint for note in found} == {None}
 
 
 def test_split_corpus_keeps_notes_and_records_the_step(tmp_path):

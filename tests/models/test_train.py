@@ -1,14 +1,18 @@
 """Training runs: train notes for learning, dev notes for choices."""
 
+import tracemalloc
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from nosology.config import load_recipe
 from nosology.core import Code, ConfigError, DataError, Note
 from nosology.corpora.corpus import write_corpus
 from nosology.models.bundle import Bundle
-from nosology.models.train import train
+from nosology.models.neural import CalibratedNet
+from nosology.models.train import probabilities_in_place, train
+from nosology.training.calibration import EXCLUDED_LOGIT, PlattScaling
 from tests.conftest import as_notes, small_notes
 
 
@@ -150,3 +154,22 @@ def test_saved_bundle_equals_the_returned_one(small_corpus, tmp_path):
 def test_same_corpus_twice_is_refused(small_corpus, tmp_path):
     with pytest.raises(ConfigError, match="each corpus must be given once"):
         train(load_recipe("linear"), [small_corpus, small_corpus], tmp_path / "b")
+
+
+def test_scores_become_probabilities_in_their_place_with_equal_bytes():
+    rng = np.random.default_rng(0)
+    logits = rng.normal(0, 3, (6000, 60)).astype(np.float32)
+    logits[rng.random(logits.shape) < 0.3] = EXCLUDED_LOGIT
+    model = CalibratedNet()
+    model.calibration = PlattScaling(0.9, -0.2)
+    expected = model.to_probabilities(logits)
+    tracemalloc.start()
+    found = probabilities_in_place(model, logits)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert found is logits and found.tobytes() == expected.tobytes()
+    assert peak < logits.nbytes / 2  # block by block, not in a second matrix
+    wide = rng.normal(0, 3, (5, 4))
+    before = wide.copy()
+    assert np.array_equal(probabilities_in_place(model, wide), model.to_probabilities(before))
+    assert np.array_equal(wide, before)

@@ -134,7 +134,7 @@ class LongTail:
     """The codes without a hand-written concept: their frequencies per cluster, and concepts generated for them."""
 
     def __init__(self) -> None:
-        self._concepts: dict[tuple[str, str], Concept] = {}
+        self._concepts: dict[tuple[str, str, str], Concept] = {}  # of one code there are several kinds
         self._icd9: dict[str, tuple[Code, ...]] = {}
         self._ranges: dict[str, tuple[list[str], np.ndarray]] = {}
 
@@ -172,7 +172,7 @@ class LongTail:
 
     def concept(self, system: str, code: str, kind: str) -> Concept:
         """The concept of a code, generated from its description and cached."""
-        if (system, code) not in self._concepts:
+        if (system, code, kind) not in self._concepts:
             entry = table(system, RELEASE[system])[code]
             if system == "icd10pcs":
                 exact, vague = procedure_wordings(entry.description)
@@ -181,8 +181,8 @@ class LongTail:
             sex = "F" if _is_in(code, FEMALE) else "M" if _is_in(code, MALE) else ""
             coding = Coding(code, code if system == "icd9proc" else None, wording=exact)
             concept = Concept(code, kind, (coding,), vague, sex=sex if kind != "procedure" else "")
-            self._concepts[system, code] = concept
-        return self._concepts[system, code]
+            self._concepts[system, code, kind] = concept
+        return self._concepts[system, code, kind]
 
     def icd9(self, code: str) -> tuple[Code, ...]:
         """The ICD-9-CM codes of an ICD-10-CM code (General Equivalence Mappings); empty without a mapping."""
@@ -220,7 +220,7 @@ class MentionWriter:
     """Writes a concept the way a site does: exact or vague, abbreviated or not, sometimes misspelled."""
 
     def __init__(self) -> None:
-        self._wordings: dict[str, Wording] = {}
+        self._wordings: dict[tuple[str, str], Wording] = {}
 
     def write(self, rng: Random, site: HospitalSite, concept: Concept, coding: Coding) -> str:
         """A wording of the concept, which may fit several of its codes."""
@@ -233,15 +233,16 @@ class MentionWriter:
         return add_typo(rng, text) if rng.random() < site.typos else text
 
     def _wording_of_code(self, concept: Concept, coding: Coding) -> Wording:
-        if coding.code not in self._wordings:
+        key = concept.key, coding.code
+        if key not in self._wordings:
             if len(concept.codings) == 1 and concept.generic:
                 wording = concept.generic
             elif concept.kind == "procedure":
                 wording = procedure_wordings(describe(Code("icd10pcs", coding.code)))[0]
             else:
                 wording = diagnosis_wordings(describe(Code("icd10cm", coding.code)))[0]
-            self._wordings[coding.code] = wording or concept.generic
-        return self._wordings[coding.code]
+            self._wordings[key] = wording or concept.generic
+        return self._wordings[key]
 
 
 def add_typo(rng: Random, text: str) -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import date
-from io import TextIOWrapper
 from pathlib import Path
 from random import Random
+from typing import IO
 
 from nosology.codes import table
 from nosology.core import Code, ConfigError, Evidence, Note
@@ -105,23 +105,32 @@ def simulate_notes(patients: int, seed: int, *, years: tuple[int, int] = YEARS, 
                 )
 
 
+@dataclass(frozen=True, slots=True)
+class CompressedRows:
+    """Rows of some patients: by file, and the number of rows of each."""
+
+    files: dict[str, bytes]  # a whole gzip member each
+    counts: Counter[str]
+    patients: int
+
+
 class Mimic4Writer:
-    """Writes patients as the files of MIMIC-IV; use it in a with statement."""
+    """Writes the files of MIMIC-IV, part by part; use it in a with statement.
+
+    A file is a sequence of gzip members, one per part, so that parts can be made by several processes.
+    """
 
     def __init__(self, folder: Path):
         self.counts: Counter[str] = Counter()
-        self._files: dict[str, TextIOWrapper] = {}
+        self._files: dict[str, IO[bytes]] = {}
         self._stack = ExitStack()
         for name, columns in FILES.items():
-            self._open(name, folder / f"{name}.csv.gz").write(",".join(columns) + "\n")
+            self._open(name, folder / f"{name}.csv.gz").write(_gzip([",".join(columns)]))
         self._open("evidence", folder / EVIDENCE)
 
-    def _open(self, name: str, path: Path) -> TextIOWrapper:
+    def _open(self, name: str, path: Path) -> IO[bytes]:
         path.parent.mkdir(exist_ok=True)
-        # No name and time in the header: the same patients give the same bytes.
-        raw = self._stack.enter_context(path.open("wb"))
-        compressed = gzip.GzipFile("", "wb", compresslevel=1, fileobj=raw, mtime=0)
-        self._files[name] = self._stack.enter_context(TextIOWrapper(compressed, encoding="utf-8", newline="\n"))
+        self._files[name] = self._stack.enter_context(path.open("wb"))
         return self._files[name]
 
     def __enter__(self) -> Mimic4Writer:
@@ -130,9 +139,27 @@ class Mimic4Writer:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
+    def append(self, rows: CompressedRows) -> None:
+        """Append rows to their files."""
+        self.counts += rows.counts
+        for name, member in rows.files.items():
+            self._files[name].write(member)
+
+
+class Mimic4Rows:
+    """The rows of some patients in the files of MIMIC-IV, in memory."""
+
+    def __init__(self) -> None:
+        self._rows: defaultdict[str, list[str]] = defaultdict(list)
+        self._patients = 0
+
     def _write_row(self, name: str, row: str) -> None:
-        self._files[name].write(row + "\n")
-        self.counts[name] += 1
+        self._rows[name].append(row)
+
+    def compressed(self) -> CompressedRows:
+        """The rows so far; the same rows give the same bytes."""
+        counts = Counter({name: len(rows) for name, rows in self._rows.items()})
+        return CompressedRows({name: _gzip(rows) for name, rows in self._rows.items()}, counts, self._patients)
 
     def write_titles(self) -> None:
         """Write the d_icd tables."""
@@ -144,6 +171,7 @@ class Mimic4Writer:
 
     def write_patient(self, patient: Patient, records: list[AdmissionRecord], seed: int) -> None:
         """Write all rows of a patient."""
+        self._patients += 1
         rng = Random(f"{seed}/{patient.index}/files")
         first, last = records[0].admission.day, records[-1].admission
         anchor = date.fromordinal(first + patient.shift).year
@@ -214,6 +242,11 @@ class Mimic4Writer:
                     "note/radiology_detail", f"{note_id},{subject},{field},{_quoted(getattr(exam, field))},1"
                 )
         return previous + len(record.reports)
+
+
+def _gzip(rows: Iterable[str]) -> bytes:
+    """The lines as a gzip member without name and time."""
+    return gzip.compress("".join(row + "\n" for row in rows).encode(), 1, mtime=0)
 
 
 def _bare(code: str) -> str:

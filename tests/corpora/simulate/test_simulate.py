@@ -3,9 +3,12 @@
 import csv
 import gzip
 import json
+import os
+from functools import partial
 
 import pytest
 
+import nosology.corpora.simulate as simulation
 from nosology.core import ConfigError, OutputError
 from nosology.corpora.prepare import prepare
 from nosology.corpora.simulate import MARKER, simulate, simulate_notes
@@ -35,11 +38,31 @@ def test_the_files_have_the_columns_of_mimic4(folder):
     assert {name: len(rows(folder, name)) for name in FILES} == {n: about["rows"].get(n, 0) for n in FILES}
 
 
+def contents(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def test_the_same_seed_gives_the_same_bytes(folder, tmp_path):
     simulate(PATIENTS, 11, tmp_path / "again")
-    names = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-    assert names == sorted(path.relative_to(tmp_path / "again") for path in (tmp_path / "again").rglob("*.*"))
-    assert all((folder / name).read_bytes() == (tmp_path / "again" / name).read_bytes() for name in names)
+    assert contents(tmp_path / "again") == contents(folder)
+
+
+def elsewhere(process, work, *given):
+    """The work, which must be done by another process."""
+    assert os.getpid() != process
+    return work(*given)
+
+
+def test_several_processes_write_the_same_bytes_in_the_order_of_the_patients(tmp_path, monkeypatch):
+    monkeypatch.setattr(simulation, "PART_PATIENTS", 2)
+    simulate(PATIENTS, 11, tmp_path / "one")
+    work = simulation._rows_of_patients
+    monkeypatch.setattr(simulation, "_rows_of_patients", partial(elsewhere, os.getpid(), work))
+    simulate(PATIENTS, 11, tmp_path / "two", workers=2)
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+    assert [row["subject_id"] for row in rows(tmp_path / "two", "hosp/patients")] == [
+        str(10_000_000 + index) for index in range(PATIENTS)
+    ]
 
 
 def test_larger_hospital_contains_the_patients_of_a_smaller_one(folder, tmp_path):
