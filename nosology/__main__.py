@@ -22,7 +22,9 @@ def main() -> None:
     if is_default:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     sigterm = _Sigterm()
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+    # A process of torchrun that waits for the others in C++ would not see the signal before they answer.
+    is_one_of_several = os.environ.get("WORLD_SIZE", "1") != "1"
+    if not is_one_of_several and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         sigterm.handle()
     try:
         run()

@@ -99,7 +99,7 @@ def corpora(folder: Path, sizes: Iterable[int]) -> None:
 
 def run(recipe: str, settings: Sequence[str], size: int, refit: bool, folder: Path, jobs: int) -> dict[str, Any]:
     """The scores, times and device of one recipe at one size; jobs: how many recipes share the machine."""
-    corpus, out = Corpus.open(folder / str(size)), folder / f"{recipe}-{size}"
+    corpus, out = Corpus.open(folder / str(size)), folder / f"{recipe}-{size}{'-refit' if refit else ''}"
     started, cpu_started = time.monotonic(), _cpu_seconds()
     bundle = train(load_recipe(recipe, settings), [corpus], out, refit=refit)
     seconds, cpu_seconds = time.monotonic() - started, _cpu_seconds() - cpu_started

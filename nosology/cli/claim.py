@@ -64,7 +64,7 @@ def claim(
     freeze_objects()
     read = InputNotes(notes, "claim")
     to_read = iter(read) if sys.stdout.isatty() else progress(read, "coding")  # a terminal shows the claims themselves
-    for_encounters, to_code = tee(to_read)
+    for_encounters, to_code = tee(to_read) if loaded else (to_read, iter(()))
     # Procedures are read from the text.
     all_suggestions = loaded.code_all(item.note for item in to_code) if loaded else repeat(())
     chooser = getattr(loaded.model, "siblings", None) if loaded else None  # a lexicon has one

@@ -1,4 +1,7 @@
-"""The notes that a command reads: text files, notes files, standard input. One that cannot be used stops no other."""
+"""The notes that a command reads: text files, notes files, standard input.
+
+A note that is not plain text stops no other. A malformed row of a notes file ends the command.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +38,9 @@ class InputNotes:
 
     def __iter__(self) -> Iterator[InputNote]:
         for name in self.names:
+            if name != "-":
+                _check_is_file(name, self.command)
+        for name in self.names:
             read, repeated = 0, 0
             for item in self._of_file(name):
                 read += 1
@@ -54,8 +60,6 @@ class InputNotes:
         from nosology.corpora.plain_text import check_text
         from nosology.corpora.text_files import InputFile, note_text, open_bytes
 
-        if name != "-":
-            _check_is_file(name, self.command)
         file = InputFile(sys.stdin.buffer, "standard input") if name == "-" else InputFile(name)
         if name != "-" and is_notes_file(name):
             for note in read_notes(file, coded=False, plain=False):

@@ -58,7 +58,7 @@ def simulate(
         titles = make_rows()
         titles.write_titles()
         write_part = partial(_rows_of_patients, hospital, make_rows, seed)
-        written = forked_map(write_part, parts(range(patients), PART_PATIENTS), workers)
+        written = forked_map(write_part, parts(range(patients), PART_PATIENTS), workers, block=1, ahead=16)
         with writer_class(folder) as writer, counting("simulating", total=patients, unit="patients") as counter:
             writer.append(titles.compressed())
             for rows in written:

@@ -33,7 +33,7 @@ def encoder_fingerprint(encoder: WindowedTransformer) -> str:
 
 def state_cache_key(encoder: WindowedTransformer, precision: str) -> str:
     """The key of the states that `encode_texts` returns on this machine."""
-    return encoder_fingerprint(encoder) + ("-bf16" if uses_bf16(precision, default_device()) else "")
+    return encoder_fingerprint(encoder) + ("-bf16" if uses_bf16(precision, default_device()) else "-fp32")
 
 
 def encode_texts(

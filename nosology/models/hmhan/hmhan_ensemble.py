@@ -272,9 +272,10 @@ def _layers(encoder: WindowedTransformer) -> list[list[torch.nn.Parameter]]:
 def described_codes(model: Hmhan) -> tuple[list[EncodedReport], sparse.csr_matrix, np.ndarray]:
     """The description of each code as a report, the codes with this description 0/1 (L, L), and their versions (L,)."""
     texts = [label_description(code, expand_headers=True) for code in model.labels.codes]
-    same = np.array(texts)[:, None] == np.array(texts)[None]
+    number = np.unique(np.array(texts), return_inverse=True)[1]
+    has_text = sparse.csr_matrix((np.ones(len(texts), np.int8), (np.arange(len(texts)), number)))
     versions = label_versions(model.labels) if model.within_versions else np.full(len(texts), ICD9 | ICD10)
-    return [model.tokenize(Note("", text)) for text in texts], sparse.csr_matrix(same.astype(np.int8)), versions
+    return [model.tokenize(Note("", text)) for text in texts], sparse.csr_matrix(has_text @ has_text.T), versions
 
 
 def load_report_encoder(recipe: HmhanRecipe) -> tuple[ReportTokenizer, WindowedTransformer]:

@@ -82,10 +82,12 @@ class StackedTrainer(CoderTrainer[StackedRecipe]):
         """The stacked coder; refit: then its parts are trained again on both."""
         group = _group_of(union(train_notes, dev_notes))
         new_notes = _new_groups(dev_notes, train_notes, group)
-        if len(new_notes) >= self.recipe.stacking.min_notes:
+        if len(new_notes) >= self.recipe.stacking.min_notes and _count_groups(new_notes, group) > 1:
             parts, cells = self._hold_out(train_notes, dev_notes, new_notes, group, refit)
             stacked_on = "dev notes on which no part was tuned"
         else:
+            if _count_groups(train_notes, group) < 2:  # one fold would leave nothing to train on
+                group = _group_of(train_notes)
             cells = self._cross_fit(train_notes, dev_notes, group)
             parts = self._train_parts(train_notes, dev_notes, refit)
             stacked_on = f"{self.recipe.stacking.folds} held-out folds of the train notes"
@@ -222,6 +224,10 @@ def _new_groups(notes: Examples, train_notes: Examples, group: GroupOf) -> Examp
             "does not learn from them"
         )
     return new_notes
+
+
+def _count_groups(notes: Examples, group: GroupOf) -> int:
+    return len({group(note) for note in notes.notes()})
 
 
 def _group_of(examples: Examples) -> GroupOf:

@@ -236,6 +236,22 @@ def test_stacker_does_not_learn_from_dev_notes_that_repeat_train_notes(halves, t
     assert "30 of 60 dev notes are of a patient with train notes, or repeat one" in capsys.readouterr().err
 
 
+def test_train_notes_of_one_patient_are_divided(halves, tmp_path):
+    """The patients of dev notes do not make folds of the train notes."""
+    notes = [replace(note, patient="p" if note.split == "train" else note.patient) for note in small_notes(120)]
+    corpus = write_corpus(notes, tmp_path / "c", source={}, filters=[], counts={})
+    bundle = train(load_recipe("stacked", [*halves, *QUICK]), [corpus], tmp_path / "b")
+    assert bundle.provenance["found"]["stacked_on"] == "2 held-out folds of the train notes"
+
+
+def test_dev_notes_of_one_patient_tune_the_parts(halves, tmp_path):
+    """None of them would be left for the parts if the stacker learned from this patient."""
+    notes = [replace(note, patient="p" if note.split == "dev" else note.patient) for note in small_notes(120)]
+    corpus = write_corpus(notes, tmp_path / "c", source={}, filters=[], counts={})
+    bundle = train(load_recipe("stacked", [*halves, *QUICK, "stacking.min_notes=20"]), [corpus], tmp_path / "b")
+    assert all(part["dev_codes"] for part in bundle.provenance["found"]["parts"].values())
+
+
 def test_refit_trains_the_parts_on_all_notes(halves, small_corpus, tmp_path):
     settings = [*halves, *QUICK, "stacking.min_notes=20"]
     bundle = train(load_recipe("stacked", settings), [small_corpus], tmp_path / "b", refit=True)
