@@ -54,7 +54,7 @@ VERSIONS = {"ten": "icd10cm,icd10pcs", "nine": "icd9cm,icd9proc"}
 EPOCHS = 10
 MIMIC_NOTES = 281_000
 SAMPLE_SECONDS = 0.5
-GRACE_SECONDS = 10.0  # of a command that is told to end
+GRACE_SECONDS = 10.0  # between SIGTERM and SIGKILL to a command
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from nosology.codes import is_known
 from nosology.core import ConfigError
 from nosology.core.progress import activity
 from nosology.corpora.corpus import Corpus
+from nosology.corpora.corpus_summary import summarize_corpus
 from nosology.corpora.duplicates import SHINGLE, THRESHOLD, check_threshold, exact_pairs, near_pairs
 from nosology.corpora.group_splits import NoteSummary
-from nosology.corpora.splits import summarize_corpus
 
 MAX_EXAMPLES = 5
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,8 @@ from nosology.corpora.corpus import (
     return_memory,
     write_encoded,
 )
-from nosology.corpora.duplicates import SHINGLE, THRESHOLD, Fingerprint, check_threshold
+from nosology.corpora.corpus_summary import summarize_corpus
+from nosology.corpora.duplicates import THRESHOLD, check_threshold
 from nosology.corpora.filters import assign_splits, frequent_codes, keep_codes, read_splits
 from nosology.corpora.group_splits import NoteSummary, group_label_counts, group_numbers, stratify, summarize_notes
 
@@ -159,70 +159,6 @@ def split_corpus(
         groups = forked_map(partial(_encode_split, corpus, split), range(corpus.row_groups), workers, block=1, ahead=2)
         written.append(_rewrite(corpus, _shown(corpus, groups), target, [step | {"number": number}]))
     return written
-
-
-@dataclass(frozen=True, slots=True)
-class CorpusSummary:
-    """The notes of a corpus without their texts, and the ids of those with evidence outside their text."""
-
-    notes: list[NoteSummary]
-    bad_evidence: list[str]
-
-
-def summarize_corpus(corpus: Corpus, *, texts: bool = True, shingle: int = SHINGLE, workers: int = 1) -> CorpusSummary:
-    """The summaries of all notes, sorted by id, as `summarize_notes`; workers: processes."""
-    read = partial(_summarize_group, corpus, texts, shingle)
-    summaries = forked_map(read, range(corpus.row_groups), workers, block=1)
-    notes: list[NoteSummary] = []
-    bad_evidence: list[str] = []
-    known: dict[Code, Code] = {}  # one object per code, not one per process
-    with counting(f"reading {corpus.folder.name}", total=len(corpus)) as counter:
-        for group in summaries:
-            for note, prints in zip(group.notes, group.fingerprints()):
-                codes = tuple(known.setdefault(code, code) for code in note.codes)
-                notes.append(replace(note, codes=codes, fingerprint=prints))
-            bad_evidence += group.bad_evidence
-            counter.advance(len(group.notes))
-    return CorpusSummary(sorted(notes, key=lambda note: note.id), bad_evidence)
-
-
-@dataclass(frozen=True, slots=True)
-class _GroupSummary:
-    """The summaries of a row group; fingerprints are one array, which passes fast between processes."""
-
-    notes: list[NoteSummary]  # without fingerprints
-    digests: list[bytes]  # empty without texts
-    shingles: np.ndarray
-    bounds: list[int]
-    bad_evidence: list[str]
-
-    def fingerprints(self) -> list[Fingerprint | None]:
-        """One per note, None without texts."""
-        if not self.digests:
-            return [None] * len(self.notes)
-        return [Fingerprint(digest, self.shingles[a:b]) for digest, (a, b) in zip(self.digests, pairwise(self.bounds))]
-
-
-def _summarize_group(corpus: Corpus, texts: bool, shingle: int, group: int) -> _GroupSummary:
-    return_memory()
-    bad_evidence: list[str] = []
-
-    def notes() -> Iterator[Note]:
-        for note in corpus.notes(text=texts, group=group):
-            if any(not 0 <= item.start < item.end <= len(note.text) for item in note.evidence):
-                bad_evidence.append(note.id)
-            yield note
-
-    summaries = summarize_notes(notes(), texts=texts, shingle=shingle)
-    prints = [note.fingerprint for note in summaries if note.fingerprint is not None]
-    shingles = [print_.shingles for print_ in prints]
-    return _GroupSummary(
-        [replace(note, fingerprint=None) for note in summaries],
-        [print_.digest for print_ in prints],
-        np.concatenate(shingles) if shingles else np.empty(0, np.uint32),
-        np.cumsum([0, *map(len, shingles)]).tolist(),
-        bad_evidence,
-    )
 
 
 def _encode_split(corpus: Corpus, split: Mapping[str, str], group: int) -> EncodedNotes:
