@@ -1,6 +1,7 @@
 """The shell and Python blocks of the README and of every tutorial run in order, in a folder of their own.
 
-The lines of a tutorial's block without a language are printed by the shell blocks before it.
+The lines of a block without a language, in the README or a tutorial, are printed by the shell blocks before it; "..."
+stands for other lines.
 """
 
 import os
@@ -56,8 +57,8 @@ def test_blocks_of_a_page_run(page, commands, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{commands}{os.pathsep}{Path(sys.executable).parent}", prepend=os.pathsep)
     printed: set[str] = set()
     for language, block in blocks:
-        if not language and page.parent.name == "tutorials":
-            assert not set(block.splitlines()) - printed
+        if not language and (page.name == "README.md" or page.parent.name == "tutorials"):
+            assert not set(block.splitlines()) - printed - {"..."}
         elif language == "python":
             exec(compile(block, page.name, "exec"), {})  # readers paste single blocks: each has its imports
         elif language == "sh":
@@ -71,12 +72,26 @@ def pages() -> list[Path]:
     return [*DOCS.rglob("*.md"), *ROOT.glob("*.md")]
 
 
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page: those that GitHub gives to headings, and ids in HTML."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    names = [
+        re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
+        for title in re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    ]
+    numbered = {f"{name}-{names[:at].count(name)}" if name in names[:at] else name for at, name in enumerate(names)}
+    return numbered | set(re.findall(r'<a id="([^"]+)"', text))
+
+
 def test_links_of_the_pages_exist():
+    """A link names a file of this repository, and a heading of the page where it has an anchor."""
     missing = {
-        f"{page.name} links to {target}"
+        f"{page.name} links to {target}#{anchor}"
         for page in pages()
-        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
-        if "://" not in target and not (page.parent / target).exists()
+        for target, anchor in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", page.read_text(encoding="utf-8"))
+        if "://" not in target
+        for linked in [page.parent / target if target else page]
+        if not linked.exists() or (anchor and anchor not in anchors(linked))
     }
     assert not missing
 
