@@ -1,9 +1,11 @@
-"""The shell and Python blocks of the README and of every tutorial run in order, in a folder of their own.
+"""The blocks of the README, of every tutorial and of the other pages run in order, in a folder of their own.
 
-The lines of a block without a language, in the README or a tutorial, are printed by the shell blocks before it; "..."
-stands for other lines.
+Blocks are marked `sh`, `python` (also as doctests) or `console`: commands after "$ " and lines that they print. The
+lines of a block without a language, in the README or a tutorial, are printed by the shell blocks before it. "..."
+stands for other lines. The folder of a page below docs/ has the corpus and the bundle of the README.
 """
 
+import doctest
 import os
 import re
 import shlex
@@ -18,7 +20,12 @@ import pytest
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PAGES = [ROOT / "README.md", DOCS / "evaluation.md", DOCS / "autonomy.md", *sorted((DOCS / "tutorials").glob("*.md"))]
+README = ROOT / "README.md"
+PAGES = [
+    page
+    for page in [README, *sorted(DOCS.rglob("*.md"))]
+    if {"sh", "python", "console"} & {language for language, _ in BLOCK.findall(page.read_text(encoding="utf-8"))}
+]
 
 
 @pytest.fixture(scope="module")
@@ -48,18 +55,43 @@ def test_commands_of_the_server_are_processes_of_their_own(commands, tmp_path):
         assert done.returncode == code and text in (done.stderr if code else done.stdout), done
 
 
+@pytest.fixture(scope="module")
+def trained(commands, tmp_path_factory) -> Path:
+    """A folder with the corpus and the bundle that the README makes."""
+    folder = tmp_path_factory.mktemp("trained")
+    (block,) = [block for _, block in BLOCK.findall(README.read_text(encoding="utf-8")) if "nosology train" in block]
+    path = os.pathsep.join([str(commands), os.environ["PATH"]])
+    subprocess.run(
+        ["bash", "-euc", block], cwd=folder, env=os.environ | {"PATH": path}, check=True, capture_output=True
+    )
+    return folder
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
-def test_blocks_of_a_page_run(page, commands, tmp_path, monkeypatch):
+def test_blocks_of_a_page_run(page, commands, tmp_path, monkeypatch, request):
     blocks = BLOCK.findall(page.read_text(encoding="utf-8"))
     assert blocks
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    if page.parent == DOCS:
+        shutil.copytree(request.getfixturevalue("trained"), tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{commands}{os.pathsep}{Path(sys.executable).parent}", prepend=os.pathsep)
     printed: set[str] = set()
+    session: dict = {}  # the names of the page's doctests
     for language, block in blocks:
         if not language and (page.name == "README.md" or page.parent.name == "tutorials"):
             assert not set(block.splitlines()) - printed - {"..."}
-        elif language == "python":
+        elif language == "console":
+            for command, expected in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE):
+                done = subprocess.run(["bash", "-uc", command], capture_output=True, text=True)
+                lines = {line.rstrip() for line in (done.stdout + done.stderr).splitlines()}
+                missing = {line for line in map(str.rstrip, expected.splitlines()) if line} - lines
+                assert {line.strip() for line in missing} <= {"..."}, command
+        elif language == "python" and ">>>" in block:
+            examples = doctest.DocTestParser().get_doctest(block, session, page.name, page.name, 0)
+            assert examples.examples and not doctest.DocTestRunner().run(examples, clear_globs=False).failed
+            session.update(examples.globs)
+        elif language == "python" and not block.startswith("# nosology/"):  # a file of docs/adding_a_model.md
             exec(compile(block, page.name, "exec"), {})  # readers paste single blocks: each has its imports
         elif language == "sh":
             done = subprocess.run(["bash", "-euc", block], capture_output=True, text=True)
