@@ -5,6 +5,7 @@ python benchmarks/speed/decisions.py        # writes benchmarks/results/speed_de
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import statistics
@@ -82,6 +83,7 @@ def group_panel_ms(engine: Engine, note: int) -> float:
 
 def main() -> None:
     """Prints a line per note."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     store = str(Path(tempfile.mkdtemp()) / "workbench.db")
     tokens = fill_people(store)
     results = {}

@@ -8,6 +8,7 @@ The first start builds two indexes of the code tables, which every later start o
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import sys
@@ -47,6 +48,7 @@ def measure(folder: Path, name: str) -> dict[str, float | str]:
 
 def main() -> None:
     """Measures both starts, prints them and writes a file."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["NOSOLOGY_CACHE"] = str(Path(folder) / "cache")
         rows = []
