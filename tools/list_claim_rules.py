@@ -9,10 +9,10 @@ from nosology.claims.rules import FAMILIES, rules
 PAGE = Path(__file__).parents[1] / "docs" / "claims_rules.md"
 _HEAD = """# Rules of claims
 
-All rules of [`nosology claim`](claims.md) by family and section of the ICD-10-CM Official Guidelines (FY2026). This page
-is for coders who look up the name that a claim shows in brackets. `tabular` is an instruction of the tabular list. Each
-rule is in nosology/claims/guidelines with its conditions and its test sentences. `python tools/list_claim_rules.py`
-makes this page.
+All rules of [`nosology claim`](claims.md) by family and section of the ICD-10-CM Official Guidelines (FY2026). This
+page is for coders who look up the name that a claim shows in brackets. `tabular` is an instruction of the tabular list.
+Each rule is in nosology/claims/guidelines with its conditions and its test sentences.
+`python tools/list_claim_rules.py` makes this page.
 """
 
 
