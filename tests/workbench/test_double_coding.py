@@ -87,6 +87,18 @@ def test_the_copy_gets_an_id_that_no_note_has(engine, people):
     assert refs == [f"a (second coding {ids[0]}.0)", "b" * 184 + " (second coding)"]
 
 
+def test_agreement_of_a_history_that_present_rules_refuse(engine, people, note_id, copy):
+    with write_transaction(engine) as connection:  # as an older version allowed it
+        row = {"note_id": note_id, "version": 2, "user_id": people["ann"], "at": 1.0, "action": "approve"}
+        connection.execute(decisions.insert().values(**row, details={}))
+        connection.execute(notes.update().where(notes.c.id == note_id).values(version=2))
+    code(engine, note_id, people["ann"])
+    code(engine, copy, people["ben"], HEART)
+    with read_transaction(engine) as connection:
+        (found,) = load_double_codings(connection)
+    assert found.codes.first == found.codes.second and found.coders == ("ann", "ben")
+
+
 def test_who_may_read_which_coding(engine, people, note_id, copy):
     ann, ben, rita, adam = (people[name] for name in ("ann", "ben", "rita", "adam"))
     assert is_readable(engine, note_id, ann) and not is_readable(engine, copy, ann)  # ann codes the note
