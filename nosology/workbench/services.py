@@ -164,7 +164,7 @@ class Services:
             check_finished(case, values, is_asked=is_asked)
         after = cases.record_decisions(self.engine, note_id, taken, user=user.id, version=version, case=case)
         if action == "finish" and pair is not None:
-            double_coding.settle(self.engine, pair, user.id)
+            double_coding.close_if_agreed(self.engine, pair, user.id)
         if action not in ("withdraw", "encounter"):
             return after
         self.background.notify()
