@@ -30,9 +30,10 @@ from nosology.core.label_space import LabelSpace
 from nosology.corpora.simulate import simulate_notes
 from nosology.federated.privacy.dp_sgd import PrivacyAccountant, noise_for_epsilon
 from nosology.federated.privacy.site_noise import noisy_mean, secure_normal
-from nosology.federated.rounds.federated_site import FederatedSite, loop_settings, round_epochs
+from nosology.federated.rounds.federated_site import FederatedSite
 from nosology.federated.rounds.federation_server import FlowerFederation
 from nosology.federated.rounds.federation_setup import embedder_key
+from nosology.federated.rounds.local_training import loop_settings, round_epochs
 from nosology.federated.rounds.messages import Arrays
 from nosology.federated.rounds.simulation import simulation_grid
 from nosology.federated.rounds.vectorized import VectorizedSites

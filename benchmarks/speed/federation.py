@@ -21,9 +21,10 @@ import torch
 
 from nosology.core import Code
 from nosology.federated.federation_settings import FederatedHeadsRecipe
-from nosology.federated.rounds.federated_site import FederatedSite, loop_settings, round_epochs
+from nosology.federated.rounds.federated_site import FederatedSite
 from nosology.federated.rounds.federation_server import FlowerFederation
 from nosology.federated.rounds.federation_setup import embedder_key
+from nosology.federated.rounds.local_training import loop_settings, round_epochs
 from nosology.federated.rounds.messages import from_record, to_record
 from nosology.federated.rounds.simulation import simulation_grid
 from nosology.models.heads.heads_net import CodedVectors, build_head, train_epochs

@@ -21,7 +21,8 @@ from nosology.config import load_recipe
 from nosology.core import Code
 from nosology.federated.federation_settings import FederatedHeadsRecipe
 from nosology.federated.rounds.federated_site import FederatedSite
-from nosology.federated.rounds.federation_server import FlowerFederation, Report
+from nosology.federated.rounds.federation_loop import Report
+from nosology.federated.rounds.federation_server import FlowerFederation
 from nosology.federated.rounds.federation_setup import embedder_key
 from nosology.federated.rounds.simulation import simulation_grid
 from nosology.federated.rounds.vectorized import VectorizedFederation

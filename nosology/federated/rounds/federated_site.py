@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from scipy.special import expit
-from torch import Tensor, nn
 
 from nosology.core import Code, ConfigError, DataError, __version__
 from nosology.core.label_space import LabelSpace, label_versions, note_versions
@@ -23,13 +22,19 @@ from nosology.evaluation.ranking_metrics import note_values, rank_codes
 from nosology.evaluation.scored import Scored
 from nosology.federated.federation_settings import (
     FederatedHeadsRecipe,
-    FederatedRecipe,
-    FederatedStatisticsRecipe,
-    FederationSettings,
 )
 from nosology.federated.privacy.dp_sgd import PrivacyAccountant, train_epochs_private
 from nosology.federated.rounds.federation_setup import PREPROCESSING, Arrays, SiteMetadata, reported_codes
-from nosology.federated.rounds.learner import HEAD_ROWS, LabelRows
+from nosology.federated.rounds.learner import HEAD_ROWS
+from nosology.federated.rounds.local_training import (
+    kept_optimizer_state,
+    load_optimizer_state,
+    loop_settings,
+    proximal_term,
+    restore_unused_labels,
+    round_epochs,
+    used_labels,
+)
 from nosology.models.heads.feature_statistics import FeatureStatistics, Scaler
 from nosology.models.heads.heads_net import (
     CodedVectors,
@@ -40,10 +45,7 @@ from nosology.models.heads.heads_net import (
     train_epochs,
 )
 from nosology.training.calibration import PlattScaling
-from nosology.training.checkpoint import load_optimizer_tensors, optimizer_tensors
 from nosology.training.inference import default_device, evaluating
-from nosology.training.losses import Penalty
-from nosology.training.recipe_settings import TrainerSettings
 
 SPLITS = ("train", "dev", "test")
 
@@ -205,58 +207,6 @@ class FederatedSite:
         net.to_empty(device=self.device).to(tensors["out.weight"].dtype)
         net.load_state_dict(tensors)
         return net
-
-
-def proximal_term(net: nn.Module, federation: FederationSettings) -> Penalty | None:
-    """FedProx: mu / 2 times the squared distance from the weights of now, as a function of the net; else None."""
-    if federation.strategy != "fedprox" or not federation.mu:
-        return None
-    initial = {name: value.detach().clone() for name, value in net.named_parameters() if value.requires_grad}
-
-    def penalty(net: nn.Module) -> Tensor:
-        terms = [((value - initial[name]) ** 2).sum() for name, value in net.named_parameters() if name in initial]
-        return federation.mu / 2 * sum(terms[1:], terms[0])
-
-    return penalty
-
-
-def load_optimizer_state(net: nn.Module, optimizer: torch.optim.Optimizer, state: Arrays | None) -> None:
-    """Continues with the state of `kept_optimizer_state`, if there is any."""
-    if state:
-        load_optimizer_tensors(net, optimizer, {name: torch.from_numpy(array) for name, array in state.items()})
-
-
-def kept_optimizer_state(net: nn.Module, optimizer: torch.optim.Optimizer, federation: FederationSettings) -> Arrays:
-    """The state of an optimizer that stays at the site until the next round; empty with `reset`."""
-    if federation.optimizer_state == "reset":
-        return {}
-    return {f"{key}.{name}": value.cpu().numpy() for name, key, value in optimizer_tensors(net, optimizer)}
-
-
-def used_labels(labels: LabelSpace, codes: Sequence[Collection[Code]], code_list: frozenset[Code] | None) -> np.ndarray:
-    """The labels (L,) bool that a site codes with: those of its list, else all of the systems of its notes."""
-    systems = {code.system for note in codes for code in note}
-    used = (code.system in systems and (code_list is None or code in code_list) for code in labels.codes)
-    return np.fromiter(used, dtype=bool, count=len(labels))
-
-
-def restore_unused_labels(trained: Arrays, weights: Arrays, rows: LabelRows, label_mask: np.ndarray) -> None:
-    """Resets the rows of labels that a site does not use: weight decay has moved them."""
-    for name in rows.names:
-        mask = label_mask.reshape(-1, *[1] * (trained[name].ndim - 1))
-        trained[name] = np.where(mask, trained[name], weights[name])
-
-
-def loop_settings(recipe: FederatedRecipe) -> TrainerSettings:
-    """The training settings of a site. The learning-rate schedule runs over all rounds."""
-    assert not isinstance(recipe, FederatedStatisticsRecipe)
-    epochs = recipe.federation.rounds * recipe.federation.local_epochs
-    return recipe.training.model_copy(update={"epochs": epochs})
-
-
-def round_epochs(federation: FederationSettings, round_number: int) -> range:
-    """The epochs of a round, counted from 0 over all rounds."""
-    return range((round_number - 1) * federation.local_epochs, round_number * federation.local_epochs)
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,7 +25,8 @@ from nosology.federated.privacy.secure_round import MASK, SecureRounds, request_
 from nosology.federated.privacy.secure_server import SecureServer
 from nosology.federated.rounds import messages, outcome
 from nosology.federated.rounds.federated_site import SiteCounts
-from nosology.federated.rounds.federation_server import FlowerFederation, Report
+from nosology.federated.rounds.federation_loop import Report
+from nosology.federated.rounds.federation_server import FlowerFederation
 from nosology.federated.rounds.federation_setup import Arrays
 from nosology.federated.rounds.hashed_counts import sparse_sum
 from nosology.federated.rounds.outcome import HistoryRow

@@ -18,13 +18,8 @@ from torch.func import functional_call, vmap
 from nosology.core import ConfigError, FederationError
 from nosology.federated.federation_settings import FederatedHeadsRecipe, FederatedRecipe, PrivacySettings
 from nosology.federated.rounds import outcome
-from nosology.federated.rounds.federated_site import (
-    FederatedSite,
-    SiteCounts,
-    loop_settings,
-    round_epochs,
-)
-from nosology.federated.rounds.federation_server import FederationLoop, Report
+from nosology.federated.rounds.federated_site import FederatedSite, SiteCounts
+from nosology.federated.rounds.federation_loop import FederationLoop, Report
 from nosology.federated.rounds.federation_setup import (
     Arrays,
     FederationSetup,
@@ -34,6 +29,7 @@ from nosology.federated.rounds.federation_setup import (
 )
 from nosology.federated.rounds.heads_learner import initial_head
 from nosology.federated.rounds.learner import HEAD_ROWS
+from nosology.federated.rounds.local_training import loop_settings, round_epochs
 from nosology.federated.rounds.outcome import HistoryRow
 from nosology.models.bundle import Bundle
 from nosology.models.heads.heads_net import HeadNet, VectorBatch, VectorNotes, dropout_seed, make_plan

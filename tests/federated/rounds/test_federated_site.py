@@ -12,7 +12,8 @@ from nosology.core import Code, ConfigError, DataError
 from nosology.core.label_space import LabelSpace, label_versions, mask_other_versions, note_versions
 from nosology.evaluation import brief, evaluate
 from nosology.federated.federation_settings import FederatedHeadsRecipe, FederationSettings
-from nosology.federated.rounds.federated_site import FederatedSite, SiteCounts, loop_settings
+from nosology.federated.rounds.federated_site import FederatedSite, SiteCounts
+from nosology.federated.rounds.local_training import loop_settings
 from nosology.models.heads.heads_net import CodedVectors, build_head, train_epochs
 from nosology.models.heads.heads_settings import HeadShape
 from nosology.training.calibration import PlattScaling
