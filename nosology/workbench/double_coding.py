@@ -143,7 +143,7 @@ def count_finished_pairs(connection: Connection) -> int:
 
 
 def close_if_agreed(engine: Engine, pair: CodingPair, user: int) -> bool:
-    """Closes a pair of two finished codings without a difference; returns whether it did."""
+    """Whether a pair was closed because its two finished codings have no difference."""
     try:
         with write_transaction(engine) as connection:
             now = load_pair(connection, pair.original.id)

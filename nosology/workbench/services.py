@@ -122,7 +122,10 @@ class Services:
             return self._takes_writes
 
     def import_notes(self, user: User, name: str, notes: Sequence[Note], address: str) -> ImportedNotes:
-        """Imports documents as one batch, which the background coder then starts. DataError if one is no plain text."""
+        """The numbers of documents that were imported as one batch, which the background coder then starts.
+
+        DataError if one is no plain text.
+        """
         for note in notes:
             check_text(note.text, f"the note {note.id}")
         imported = import_batch(self.engine, user, name, notes, address)

@@ -32,7 +32,7 @@ class StoreLock:
         self._file: int | None = None
 
     def acquire(self) -> StoreLock:
-        """Takes the lock; ConfigError if another server has it."""
+        """This lock, which is taken; ConfigError if another server has it."""
         if self._session is not None:
             self._session.acquire()
         if self._path is not None:

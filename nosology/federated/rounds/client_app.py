@@ -30,7 +30,6 @@ from nosology.federated.privacy.secure_aggregation import SecureSite, SiteSignat
 from nosology.federated.privacy.secure_round import MASKED, SECURE, request_digest, to_vector
 from nosology.federated.rounds import messages
 from nosology.federated.rounds.compression import compress
-from nosology.federated.rounds.federated_site import SiteUpdate
 from nosology.federated.rounds.federation_setup import COMPATIBILITY, setup_hash
 from nosology.federated.rounds.kept_state import RESIDUAL, KeptState, optimizer_part
 from nosology.federated.rounds.learner import LocalSite, SiteFiles, learner_of
@@ -44,6 +43,7 @@ from nosology.federated.rounds.site_policy import (
     read_policy,
     read_recipe,
 )
+from nosology.federated.rounds.site_results import SiteUpdate
 from nosology.federated.rounds.statistics_learner import NAMES, StatisticsSite
 from nosology.training.calibration import PlattScaling
 

@@ -15,11 +15,11 @@ from nosology.corpora.corpus import Corpus
 from nosology.federated.federation_settings import FederatedRecipe
 from nosology.federated.privacy.site_noise import check_privacy
 from nosology.federated.rounds import outcome
-from nosology.federated.rounds.federated_site import SiteCounts
 from nosology.federated.rounds.federation_setup import Arrays, FederationSetup, RoundCheckpoint, clear
 from nosology.federated.rounds.learner import learner_of
 from nosology.federated.rounds.outcome import HistoryRow
 from nosology.federated.rounds.participants import format_reasons
+from nosology.federated.rounds.site_results import SiteCounts
 from nosology.models.bundle import Bundle, check_bundle_folder
 from nosology.training.run_folder import open_run_folder, run_folder
 
@@ -89,7 +89,7 @@ class FederationLoop(ABC):
         """The summed counts of a fraction of the sites; None without any. tuned: gives calibration and threshold."""
 
     @property
-    def cut_off(self) -> bool:
+    def has_expired(self) -> bool:
         """Whether no site can connect any more: what is finished is then written."""
         return False
 
@@ -171,7 +171,7 @@ class FederationLoop(ABC):
         """The counts of the dev notes of all sites; FederationError if they are needed and no site replies."""
         number = self.checkpoint.number
         dev = self._dev or self.evaluate(number, self.checkpoint.weights, "dev", 1.0)
-        if dev is None and self.cut_off:
+        if dev is None and self.has_expired:
             self.report("caution: the certificate of the server has expired: the bundle is not tuned on dev notes")
         elif dev is None and needed:
             raise FederationError(

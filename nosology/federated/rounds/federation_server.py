@@ -21,13 +21,13 @@ from nosology.federated.federation_settings import FederatedRecipe
 from nosology.federated.privacy.secure_round import SecureRounds, describe_threshold
 from nosology.federated.privacy.site_noise import PrivacyBudget
 from nosology.federated.rounds import messages, outcome
-from nosology.federated.rounds.federated_site import SiteCounts, SiteUpdate
 from nosology.federated.rounds.federation_loop import FederationLoop, Report
 from nosology.federated.rounds.federation_setup import Arrays, FederationSetup, shared_labels
 from nosology.federated.rounds.learner import learner_of
 from nosology.federated.rounds.outcome import HistoryRow
 from nosology.federated.rounds.participants import PAUSE, Participants, SiteGrid, format_reasons
 from nosology.federated.rounds.robust_updates import select_counts
+from nosology.federated.rounds.site_results import SiteCounts, SiteUpdate
 from nosology.federated.rounds.strategy import ValidatingStrategy
 from nosology.models.bundle import Bundle
 
@@ -111,7 +111,7 @@ class FlowerFederation(FederationLoop):
         self.strategy.start(setup.label_rows)
 
     @property
-    def cut_off(self) -> bool:
+    def has_expired(self) -> bool:
         """Whether the certificate of the server has expired."""
         return self.participants.grid.has_expired()
 
@@ -231,6 +231,6 @@ class FlowerFederation(FederationLoop):
 
     def finish(self, corpora: Sequence[Corpus]) -> Bundle:
         """The bundle, see `FederationLoop.finish`; waits for the sites of a resumed run."""
-        if self._dev is None and not self.cut_off:
+        if self._dev is None and not self.has_expired:
             self._wait_for_sites(self.checkpoint.number)
         return super().finish(corpora)

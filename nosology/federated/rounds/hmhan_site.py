@@ -20,7 +20,6 @@ from nosology.encoders.state_cache import CachedStates
 from nosology.encoders.tokenizers import ReportTokenizer
 from nosology.encoders.transformer import WindowedTransformer
 from nosology.federated.federation_settings import FederatedHmhanRecipe
-from nosology.federated.rounds.federated_site import SiteCounts, SiteUpdate
 from nosology.federated.rounds.federation_setup import Arrays, SiteMetadata, embedder_key, reported_codes
 from nosology.federated.rounds.learner import LabelRows
 from nosology.federated.rounds.local_training import (
@@ -31,6 +30,7 @@ from nosology.federated.rounds.local_training import (
     used_labels,
 )
 from nosology.federated.rounds.personal_layers import mark, marked
+from nosology.federated.rounds.site_results import SiteCounts, SiteUpdate
 from nosology.models.hmhan.encoder_states import encoder_fingerprint
 from nosology.models.hmhan.hmhan_decision import mask_by_date
 from nosology.models.hmhan.hmhan_ensemble import HmhanEnsembleTrainer

@@ -18,11 +18,11 @@ from torch import nn
 from nosology.core.label_space import LabelSpace, column_sums
 from nosology.encoders.tokenizers import Vocabulary, WordTokenizer
 from nosology.federated.federation_settings import FederatedPlantRecipe
-from nosology.federated.rounds.federated_site import SiteUpdate
 from nosology.federated.rounds.federation_setup import Arrays
 from nosology.federated.rounds.learner import LabelRows
 from nosology.federated.rounds.local_training import loop_settings, restore_unused_labels, round_epochs, train_net
 from nosology.federated.rounds.personal_layers import mark, marked
+from nosology.federated.rounds.site_results import SiteUpdate
 from nosology.federated.rounds.word_site import WordSite, net_weights
 from nosology.models.neural import NeuralModel
 from nosology.models.neural_trainer import Targets, TokenizedNotes

@@ -21,10 +21,10 @@ from nosology.corpora.splits import assign_sites
 from nosology.federated.federation_settings import FederatedHeadsRecipe, FederatedRecipe
 from nosology.federated.rounds import messages
 from nosology.federated.rounds.client_app import make_app
-from nosology.federated.rounds.federated_site import FederatedSite
 from nosology.federated.rounds.federation_loop import FederationLoop, Report, federation_output
 from nosology.federated.rounds.federation_modes import make_federation
 from nosology.federated.rounds.federation_server import FlowerFederation
+from nosology.federated.rounds.heads_site import HeadsSite
 from nosology.federated.rounds.kept_state import FOLDER
 from nosology.federated.rounds.learner import LocalSite, learner_of
 from nosology.federated.rounds.participants import SiteGrid
@@ -183,7 +183,7 @@ def _simulated_loop(
     limits = {"min_sites": min(federation.min_sites, count), "quorum": min(federation.quorum, count)}
     recipe = recipe.model_copy(update={"federation": federation.model_copy(update=limits)})
     if engine == "vectorized" and isinstance(recipe, FederatedHeadsRecipe):  # its `check` has refused other kinds
-        return VectorizedFederation([site for site in sites if isinstance(site, FederatedSite)], recipe, report)
+        return VectorizedFederation([site for site in sites if isinstance(site, HeadsSite)], recipe, report)
     if federation.mode == "async":
         from nosology.federated.rounds.virtual_clock import virtual_grid
 

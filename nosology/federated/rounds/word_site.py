@@ -22,7 +22,6 @@ from nosology.encoders.tokenizers import PAD, UNKNOWN, Vocabulary, WordTokenizer
 from nosology.encoders.word_vectors import train_matrices
 from nosology.federated.federation_settings import FederatedDualLaatRecipe, FederatedWordRecipe
 from nosology.federated.privacy.dp_sgd import secure_generator
-from nosology.federated.rounds.federated_site import SiteCounts, SiteUpdate
 from nosology.federated.rounds.federation_setup import Arrays, SiteMetadata, embedder_key, reported_codes
 from nosology.federated.rounds.learner import LabelRows
 from nosology.federated.rounds.local_training import (
@@ -32,6 +31,7 @@ from nosology.federated.rounds.local_training import (
     train_net,
     used_labels,
 )
+from nosology.federated.rounds.site_results import SiteCounts, SiteUpdate
 from nosology.federated.rounds.word_noise import WordNoise
 from nosology.models.dual_laat.dual_laat_trainer import build_dual_laat
 from nosology.models.laat.laat_trainer import build_laat
