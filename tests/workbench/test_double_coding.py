@@ -468,7 +468,8 @@ def test_reviewers_choose_and_assign_on_the_page_and_admins_set_the_share(server
     assert rita.post("/double/99999/assign", data={"csrf": token, "coder": "2"}).status_code == 404
     assert rita.post("/settings/double", data={"csrf": token, "percent": "5"}).status_code == 403
     token = csrf(adam)
-    assert adam.post("/settings/double", data={"csrf": token, "percent": "400"}).status_code == 422
+    refused = adam.post("/settings/double", data={"csrf": token, "percent": "400"})
+    assert refused.status_code == 422 and "must lie in 0 to 100" in refused.text and "<h1>Settings" in refused.text
     assert 'value="5"' in adam.post("/settings/double", data={"csrf": token, "percent": "5"}).text
     assert adam.post("/settings/double", data={"csrf": token, "percent": "0"}).status_code == 200
     assert browser(server, "ann").get("/double").status_code == 403
