@@ -141,7 +141,7 @@ class WordSite:
 
     def noisy_word_counts(self, noise: WordNoise) -> dict[str, int]:
         """The words that a site reports with noise, with their noisy number of patients."""
-        return noise.report(*self._words_of_patients(), secure_generator())
+        return noise.report(*self._words_of_patients(), self.sizes["train"], secure_generator())
 
     def _words_of_patients(self) -> tuple[list[str], list[np.ndarray]]:
         """The words of train notes, and for each patient the numbers of the different words of all notes."""
