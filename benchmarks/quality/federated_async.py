@@ -38,8 +38,8 @@ from nosology.federated.deploy.flower_process import free_port, wait_until
 from nosology.federated.deploy.superlink import follow_run
 from nosology.federated.federation_settings import FederatedRecipe
 from nosology.federated.rounds.client_app import make_app
-from nosology.federated.rounds.federated_site import FederatedSite
 from nosology.federated.rounds.federation_modes import make_federation
+from nosology.federated.rounds.heads_site import HeadsSite
 from nosology.federated.rounds.learner import LocalSite
 from nosology.federated.rounds.simulation import partition_sites, simulation_grid
 from nosology.federated.rounds.virtual_clock import VirtualClockGrid
@@ -110,7 +110,7 @@ def summarize(rows: list[dict]) -> dict:
     return means | {"reached": mean, "by_seed": rows}
 
 
-def make_sites(corpus: Corpus, seed: int) -> list[FederatedSite]:
+def make_sites(corpus: Corpus, seed: int) -> list[HeadsSite]:
     """The five iid sites of a corpus."""
     notes: list[Note] = list(corpus.notes())
     return hashed_sites(notes, hash_notes(notes), partition_sites([corpus], SITES, "iid", 1.0, seed))

@@ -30,10 +30,10 @@ from nosology.core import FederationError
 from nosology.core.files import write_json
 from nosology.corpora.corpus import Corpus, write_corpus
 from nosology.federated.federation_settings import FederatedRecipe
-from nosology.federated.rounds.federated_site import SiteUpdate
 from nosology.federated.rounds.federation_server import FlowerFederation
 from nosology.federated.rounds.learner import LocalSite
 from nosology.federated.rounds.simulation import partition_sites, simulated_sites, simulation_grid
+from nosology.federated.rounds.site_results import SiteUpdate
 
 RESULT = Path(__file__).parents[1] / "results" / "quality_federated_attacks.json"
 RULES = {

@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from sklearn.feature_extraction.text import HashingVectorizer
 
+from nosology.core import SPLITS
 from nosology.core.note import Note
-from nosology.federated.rounds.federated_site import SPLITS, FederatedSite
 from nosology.federated.rounds.federation_setup import embedder_key
+from nosology.federated.rounds.heads_site import HeadsSite
 from nosology.models.heads.heads_net import CodedVectors
 
 WIDTH = 512
@@ -29,7 +30,7 @@ def hash_notes(notes: Sequence[Note]) -> np.ndarray:
     return (vectors / np.maximum(1e-9, np.linalg.norm(vectors, axis=1, keepdims=True))).astype(np.float32)
 
 
-def hashed_sites(notes: Sequence[Note], vectors: np.ndarray, site_of: Mapping[str, str]) -> list[FederatedSite]:
+def hashed_sites(notes: Sequence[Note], vectors: np.ndarray, site_of: Mapping[str, str]) -> list[HeadsSite]:
     """One site per name; vectors: of the notes."""
     sites = []
     for name in sorted(set(site_of.values())):
@@ -37,5 +38,5 @@ def hashed_sites(notes: Sequence[Note], vectors: np.ndarray, site_of: Mapping[st
         for split in SPLITS:
             rows = [row for row, note in enumerate(notes) if site_of[note.id] == name and note.split == split]
             parts[split] = CodedVectors(vectors[rows], [notes[row].codes for row in rows])
-        sites.append(FederatedSite(name, IDENTITY, embedder_key(IDENTITY), parts))
+        sites.append(HeadsSite(name, IDENTITY, embedder_key(IDENTITY), parts))
     return sites

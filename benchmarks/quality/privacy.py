@@ -30,9 +30,10 @@ from nosology.core.label_space import LabelSpace
 from nosology.corpora.simulate import simulate_notes
 from nosology.federated.privacy.dp_sgd import PrivacyAccountant, noise_for_epsilon
 from nosology.federated.privacy.site_noise import noisy_mean, secure_normal
-from nosology.federated.rounds.federated_site import FederatedSite, loop_settings, round_epochs
 from nosology.federated.rounds.federation_server import FlowerFederation
 from nosology.federated.rounds.federation_setup import embedder_key
+from nosology.federated.rounds.heads_site import HeadsSite
+from nosology.federated.rounds.local_training import loop_settings, round_epochs
 from nosology.federated.rounds.messages import Arrays
 from nosology.federated.rounds.simulation import simulation_grid
 from nosology.federated.rounds.vectorized import VectorizedSites
@@ -61,7 +62,7 @@ class Notes:
         frequent = set(sorted(counts, key=lambda code: (-counts[code], code))[:limit])
         return Notes(self.vectors, [tuple(c for c in codes if c in frequent) for codes in self.codes], self.split)
 
-    def partition(self, sites: int) -> list[FederatedSite]:
+    def partition(self, sites: int) -> list[HeadsSite]:
         """The notes at a number of iid sites."""
         place = np.random.default_rng(0).permutation(len(self.codes)) % sites
         hospitals = []
@@ -72,7 +73,7 @@ class Notes:
                 parts[split] = CodedVectors(self.vectors[rows], [self.codes[row] for row in rows])
             identity = {"model": "lsa", "dim": self.vectors.shape[1]}
             hospitals.append(
-                FederatedSite(f"site-{number:04}", identity, embedder_key(identity), parts, device=torch.device("cpu"))
+                HeadsSite(f"site-{number:04}", identity, embedder_key(identity), parts, device=torch.device("cpu"))
             )
         return [site for site in hospitals if len(site.notes["train"].codes)]
 

@@ -21,9 +21,10 @@ import torch
 
 from nosology.core import Code
 from nosology.federated.federation_settings import FederatedHeadsRecipe
-from nosology.federated.rounds.federated_site import FederatedSite, loop_settings, round_epochs
 from nosology.federated.rounds.federation_server import FlowerFederation
 from nosology.federated.rounds.federation_setup import embedder_key
+from nosology.federated.rounds.heads_site import HeadsSite
+from nosology.federated.rounds.local_training import loop_settings, round_epochs
 from nosology.federated.rounds.messages import from_record, to_record
 from nosology.federated.rounds.simulation import simulation_grid
 from nosology.models.heads.heads_net import CodedVectors, build_head, train_epochs
@@ -32,7 +33,7 @@ RESULTS = Path(__file__).parents[1] / "results" / "speed_federation_overhead.jso
 GOAL = 1.3
 
 
-def make_hospitals(sites: int, notes: int, dim: int, codes: int) -> list[FederatedSite]:
+def make_hospitals(sites: int, notes: int, dim: int, codes: int) -> list[HeadsSite]:
     """Sites with random vectors and, of each note, about 15 codes; every code is at every site."""
     rng = np.random.default_rng(0)
     names = [Code("icd10cm", f"A{i:04d}") for i in range(codes)]
@@ -46,13 +47,13 @@ def make_hospitals(sites: int, notes: int, dim: int, codes: int) -> list[Federat
         parts = {"train": train, "dev": few, "test": few}
         identity = {"model": "random", "dim": dim}
         hospitals.append(
-            FederatedSite(f"site-{site:02d}", identity, embedder_key(identity), parts, device=torch.device("cpu"))
+            HeadsSite(f"site-{site:02d}", identity, embedder_key(identity), parts, device=torch.device("cpu"))
         )
     return hospitals
 
 
 def bare_round(
-    sites: list[FederatedSite], recipe: FederatedHeadsRecipe, weights: dict[str, np.ndarray], number: int
+    sites: list[HeadsSite], recipe: FederatedHeadsRecipe, weights: dict[str, np.ndarray], number: int
 ) -> None:
     """The arithmetic of a round."""
     settings, net = loop_settings(recipe), build_head(recipe.model, len(sites[0].scaler.mean), len(sites[0].labels), 0)

@@ -20,9 +20,10 @@ import torch
 from nosology.config import load_recipe
 from nosology.core import Code
 from nosology.federated.federation_settings import FederatedHeadsRecipe
-from nosology.federated.rounds.federated_site import FederatedSite
-from nosology.federated.rounds.federation_server import FlowerFederation, Report
+from nosology.federated.rounds.federation_loop import Report
+from nosology.federated.rounds.federation_server import FlowerFederation
 from nosology.federated.rounds.federation_setup import embedder_key
+from nosology.federated.rounds.heads_site import HeadsSite
 from nosology.federated.rounds.simulation import simulation_grid
 from nosology.federated.rounds.vectorized import VectorizedFederation
 from nosology.models.bundle import Bundle
@@ -33,7 +34,7 @@ RESULT = Path(__file__).parents[1] / "results" / "speed_federation_engines.json"
 CODES = [Code("icd10cm", f"{letter}{number:02d}") for letter in "ABCDEFGHIJK" for number in range(100)]
 
 
-def sites(number: int, notes: int, dim: int, labels: int, device: str) -> list[FederatedSite]:
+def sites(number: int, notes: int, dim: int, labels: int, device: str) -> list[HeadsSite]:
     """Sites whose codes follow from their vectors, with some dev notes."""
     directions = np.random.default_rng(0).normal(size=(dim, labels)).astype(np.float32) / np.sqrt(dim)
     hospitals = []
@@ -46,17 +47,17 @@ def sites(number: int, notes: int, dim: int, labels: int, device: str) -> list[F
             parts[split] = CodedVectors(vectors, [tuple(CODES[j] for j in np.flatnonzero(row)) for row in true])
         identity = {"model": "none", "dim": dim}
         hospitals.append(
-            FederatedSite(f"site-{i:02d}", identity, embedder_key(identity), parts, None, torch.device(device))
+            HeadsSite(f"site-{i:02d}", identity, embedder_key(identity), parts, None, torch.device(device))
         )
     return hospitals
 
 
-def run_flower(hospitals: list[FederatedSite], recipe: FederatedHeadsRecipe, out: Path, report: Report) -> Bundle:
+def run_flower(hospitals: list[HeadsSite], recipe: FederatedHeadsRecipe, out: Path, report: Report) -> Bundle:
     """The bundle of the Flower engine."""
     return FlowerFederation(simulation_grid(hospitals), recipe, report).run(out).bundle
 
 
-def run_vectorized(hospitals: list[FederatedSite], recipe: FederatedHeadsRecipe, out: Path, report: Report) -> Bundle:
+def run_vectorized(hospitals: list[HeadsSite], recipe: FederatedHeadsRecipe, out: Path, report: Report) -> Bundle:
     """The bundle of the vectorized engine."""
     return VectorizedFederation(hospitals, recipe, report).run(out).bundle
 
@@ -66,7 +67,7 @@ def largest_difference(first: dict, second: dict) -> float:
     return max(float(np.abs(np.asarray(first[name]) - np.asarray(second[name])).max()) for name in first)
 
 
-def graph_difference(site: FederatedSite, bundle: Bundle, recipe: FederatedHeadsRecipe) -> float:
+def graph_difference(site: HeadsSite, bundle: Bundle, recipe: FederatedHeadsRecipe) -> float:
     """The largest difference after a round at one site with and without CUDA graphs."""
     weights = {name: value.double().numpy() for name, value in bundle.model.net.state_dict().items()}
     graphed = site.train(weights, recipe, 1).arrays

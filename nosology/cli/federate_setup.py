@@ -103,9 +103,9 @@ def start(folder: Folder) -> None:
 
 
 def _start_server(folder: Path) -> None:
-    from nosology.federated.deploy.federation_folder import ServerSettings, read_settings
+    from nosology.federated.deploy.federation_folder import FederationServerSettings, read_settings
 
-    settings = read_settings(ServerSettings, folder)
+    settings = read_settings(FederationServerSettings, folder)
     missing = [site for site in settings.sites if not (folder / "sites" / f"{site}.pub").exists()]
     if missing:
         typer.echo(f"not yet accepted: {', '.join(missing)}", err=True)
@@ -162,7 +162,7 @@ def rehearse(
 ) -> None:
     """Rehearse on simulated notes, over the real connection: first at every site, then on the server's machine."""
     check_installed()
-    from nosology.federated.deploy.federation_folder import SITE, ServerSettings, SiteSettings, read_settings
+    from nosology.federated.deploy.federation_folder import SITE, FederationServerSettings, SiteSettings, read_settings
     from nosology.federated.deploy.rehearsal import rehearsal_settings, write_rehearsal_corpus
     from nosology.federated.deploy.server_address import local_address
 
@@ -176,7 +176,7 @@ def rehearse(
         start_site(folder, out)
         return
     refuse_unused(("patients",), "on the server")
-    server = read_settings(ServerSettings, folder)
+    server = read_settings(FederationServerSettings, folder)
     admitted = len(list((folder / "sites").glob("*.pub")))
     if not admitted:
         raise ConfigError(f"no site is accepted yet: run `nosology federate admit {folder} NAME.reply`")

@@ -129,7 +129,7 @@ def embedder_table(recipes: Mapping[str, FederatedHeadsRecipe], files: Mapping[s
 
 
 def measure_embedder(task: Task) -> dict[str, Any]:
-    """Loads an embedder and returns its sizes; in its own process."""
+    """The sizes of an embedder, which is loaded in a process of its own."""
     sizes = _load(task).model_sizes
     return {"metrics": sizes | {"parameters": sizes["parameters"] / 1e6}}
 

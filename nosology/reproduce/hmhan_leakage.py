@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from nosology.core import DataError, Note
+from nosology.core import SPLITS, DataError, Note
 from nosology.core.label_space import LabelSpace
 from nosology.corpora.corpus import Corpus
 from nosology.corpora.group_splits import group_numbers, stratify, summarize_notes
@@ -41,7 +41,6 @@ from nosology.training.trainer import launch_fabric
 
 PROTOCOLS = ("by patient", "by report", "resampled")
 RATIOS = (0.7, 0.15, 0.15)
-SPLITS = ("train", "dev", "test")
 
 
 @dataclass(frozen=True)

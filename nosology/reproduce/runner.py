@@ -167,7 +167,7 @@ class Runner:
         return {key: str(reason.get("why")) for key, reason in reasons.items() if reason and key not in done}
 
     def work(self, runs: Sequence[Run], report: Callable[[str], None] = lambda line: None) -> dict[str, str]:
-        """Executes the runs that have no result yet; returns `failures`."""
+        """The `failures` after all runs that have no result yet were executed."""
         results = self.results(runs)
         for key in results:  # of a run that ended after its study was killed
             self._clear(key)

@@ -238,17 +238,21 @@ def update_user(connection: Connection, user: int, *, role: str | None = None, d
 def create_session(
     engine: Engine, user: int, limits: SessionLimits | None = None, address: str = "", *, resume: str = ""
 ) -> str:
-    """The cookie of a new session; or `resume`, if it is the cookie of a locked session of the same user."""
+    """The cookie of a new session; or `resume`, if it is the cookie of a session of the same user that can go on.
+
+    A resumed session keeps its CSRF token, so that forms in open tabs stay valid, and lasts as long as a new one.
+    """
     limits, now = limits or SessionLimits(), time.time()
+    values = {"created": now, "seen": now, "expires": now + limits.hours * 3600, "idle": limits.idle_minutes * 60.0}
+    values |= {"locked": False, "address": address[:60]}
     with write_transaction(engine) as connection:
         connection.execute(delete(sessions).where(sessions.c.expires < now))
-        locked = (sessions.c.id == text_sha256(resume), sessions.c.user_id == user)
-        if resume and connection.execute(update(sessions).where(*locked).values(locked=False, seen=now)).rowcount:
+        own = (sessions.c.id == text_sha256(resume), sessions.c.user_id == user)
+        if resume and connection.execute(update(sessions).where(*own).values(**values)).rowcount:
             return resume
         cookie = secrets.token_urlsafe(32)
-        row = {"id": text_sha256(cookie), "user_id": user, "csrf": secrets.token_urlsafe(32), "created": now}
-        row |= {"seen": now, "expires": now + limits.hours * 3600, "idle": limits.idle_minutes * 60.0}
-        connection.execute(insert(sessions).values(**row, locked=False, address=address[:60]))
+        row = {"id": text_sha256(cookie), "user_id": user, "csrf": secrets.token_urlsafe(32)}
+        connection.execute(insert(sessions).values(**row, **values))
     return cookie
 
 

@@ -1,4 +1,4 @@
-"""The page of settings that only admins change: length of sessions, retention and deletion of notes."""
+"""The page of settings that only admins change: sessions, retention, double coding, deletion of a note."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sqlalchemy import select
 
 from nosology.core import NosologyError
 from nosology.workbench.accounts import apply_session_limits
-from nosology.workbench.double_coding import load_double_coding_rule
+from nosology.workbench.double_coding import DoubleCodingRule, load_double_coding_rule
 from nosology.workbench.page_html import AdminPage, PageContext
 from nosology.workbench.retention import count_deleted, delete_expired, delete_note, forget_deleted
 from nosology.workbench.review import NotFound
@@ -69,6 +69,20 @@ def set_retention(page: AdminPage, days: Annotated[int, Form()] = 0) -> Response
         save_setting(connection, "retention", rule)
         page.log("retention", connection, object=changes(before, rule))
     return _render(page, message=f"Saved. {delete_expired(page.services.engine):,} notes were deleted.")
+
+
+@router.post("/settings/double")
+def set_double_coding(page: AdminPage, percent: Annotated[float, Form()] = 0.0) -> Response:
+    """Sets the share of new notes that are chosen for double coding."""
+    try:
+        rule = DoubleCodingRule(percent)
+    except NosologyError as error:
+        return _render(page, error=f"{error}.")
+    with page.writing() as connection:
+        before = load_double_coding_rule(connection)
+        save_setting(connection, "double_coding", rule)
+        page.log("double coding rule", connection, object=changes(before, rule))
+    return _render(page, message="Saved.")
 
 
 @router.post("/settings/delete")

@@ -208,18 +208,12 @@ class CodeCheck(ResponseBody):
     offers: list[CodeText] = Field(validation_alias="alternatives")
 
 
-class EncounterGroups(ResponseBody):
+class EncounterGroups(ClaimGroups):
     """DRG, severity (CC, MCC) and HCC of the chosen codes, if known."""
 
-    drg: int | None
-    drg_title: str
-    mdc_title: str
-    drg_version: str
-    drg_reason: str
     severity: dict[CodeText, str]
     excluded: dict[CodeText, str]
     hcc: dict[CodeText, str]
-    risk: float | None
 
 
 class EncounterDocument(ResponseBody):

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Engine, Row, RowMapping, Text, bindparam, cast, func, insert, or_, select, update
 from sqlalchemy.exc import IntegrityError
@@ -212,7 +212,7 @@ def record_decisions(
     try:
         with write_transaction(engine) as connection:
             for (action, details), after in zip(taken, states):
-                _write_decision(connection, note_id, action, details, after, user=user, at=at)
+                _write_decision(connection, note_id, TakenDecision(action, details, user, at), after)
     except IntegrityError as error:  # somebody wrote the same version after our read
         with read_transaction(engine) as connection:
             raise ConflictError(_conflict_message(connection, note_id, states[0].version)) from error
@@ -225,7 +225,7 @@ def record_decision_in(
     """Writes a decision within the caller's transaction."""
     case = load_case(connection, note_id)
     (after,) = _decide(connection, case, [(action, details)], user=user, version=version)
-    _write_decision(connection, note_id, action, details, after, user=user)
+    _write_decision(connection, note_id, TakenDecision(action, details, user), after)
 
 
 def _decide(
@@ -246,42 +246,34 @@ def _decide(
     return states
 
 
-def _write_decision(
-    connection: Connection,
-    note_id: int,
-    action: str,
-    details: Details,
-    after: Review,
-    *,
-    user: int | None,
-    at: float | None = None,
-) -> None:
+class TakenDecision(NamedTuple):
+    """A decision to write; user None: the triage rule. at: its time; None: now."""
+
+    action: str
+    details: Details
+    user: int | None
+    at: float | None = None
+
+
+def _write_decision(connection: Connection, note_id: int, taken: TakenDecision, after: Review) -> None:
     """Appends the decision and updates the note's row in the queue.
 
     A decision about the documents or the data of an encounter is also one on its other coding, if there are two.
     """
-    _append_decision(connection, note_id, action, details, after, user=user, at=at)
-    if action not in SHARED_ACTIONS:
+    _append_decision(connection, note_id, taken, after)
+    if taken.action not in SHARED_ACTIONS:
         return
     for other in connection.scalars(_OTHER_CODING, {"note": note_id}).all():
         case = load_case(connection, other)
-        changed = apply_decision(case.review, action, details, user, length=len(case.note["text"]))
-        _append_decision(connection, other, action, details, changed, user=user, at=at)
+        changed = apply_decision(case.review, *taken[:3], length=len(case.note["text"]))
+        _append_decision(connection, other, taken, changed)
 
 
-def _append_decision(
-    connection: Connection,
-    note_id: int,
-    action: str,
-    details: Details,
-    after: Review,
-    *,
-    user: int | None,
-    at: float | None = None,
-) -> None:
-    now = change_clock.now() if at is None else at
-    row = {"note_id": note_id, "version": after.version, "user_id": user, "at": now, "action": action}
-    connection.execute(_ADD_DECISION, {**row, "details": dict(details)})
+def _append_decision(connection: Connection, note_id: int, taken: TakenDecision, after: Review) -> None:
+    """Appends the decision on one coding; after: the state that follows from it."""
+    action, now = taken.action, change_clock.now() if taken.at is None else taken.at
+    row = {"note_id": note_id, "version": after.version, "user_id": taken.user, "at": now, "action": action}
+    connection.execute(_ADD_DECISION, {**row, "details": dict(taken.details)})
     summary: dict[str, Any] = {
         "version": after.version,
         "status": after.status,

@@ -99,7 +99,7 @@ def _double_coding(first: Sequence, second: Sequence, suggested: Sequence[Code])
 
 
 def _state(rows: Sequence) -> Review:
-    return replay(stored_decisions(rows), length=ANY_LENGTH)
+    return replay(stored_decisions(rows), length=ANY_LENGTH, stored=True)
 
 
 def _coder(rows: Sequence) -> str:

@@ -44,7 +44,10 @@ class DocumentImport:
     counts: ImportCounts = field(default_factory=ImportCounts)
 
     def run(self, incoming: Sequence[Note]) -> ImportCounts:
-        """Adds documents. One with a known id and the same text is skipped; with another text it is a correction."""
+        """What was done with documents that are imported.
+
+        One with a known id and the same text is skipped; with another text it is a correction.
+        """
         latest = _latest_versions(self.connection, (note.id[:200] for note in incoming))
         encounters = _known_encounters(self.connection, map(encounter_ref, incoming))
         new: dict[str, Note] = {}

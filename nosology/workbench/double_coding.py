@@ -142,8 +142,8 @@ def count_finished_pairs(connection: Connection) -> int:
     return sum(pair.phase == "adjudication" for pair in list_pairs(connection))
 
 
-def settle(engine: Engine, pair: CodingPair, user: int) -> bool:
-    """Closes a pair of two finished codings without a difference; returns whether it did."""
+def close_if_agreed(engine: Engine, pair: CodingPair, user: int) -> bool:
+    """Whether a pair was closed because its two finished codings have no difference."""
     try:
         with write_transaction(engine) as connection:
             now = load_pair(connection, pair.original.id)
@@ -200,4 +200,4 @@ def finished_pairs(engine: Engine, user: int) -> list[CodingPair]:
     """The pairs that wait for adjudication; those without a difference are closed first."""
     with read_transaction(engine) as connection:
         waiting = [pair for pair in list_pairs(connection) if pair.phase == "adjudication"]
-    return [pair for pair in waiting if not settle(engine, pair, user)]
+    return [pair for pair in waiting if not close_if_agreed(engine, pair, user)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from nosology.claims.encounter import SETTINGS
@@ -14,6 +14,7 @@ EDITABLE_FIELDS = ("sex", "born", "age", "admitted", "discharged", "disposition"
 DIED = ("20", "40", "41", "42")
 MAX_PAYER = 100  # characters
 _SEX = {"f": "F", "female": "F", "m": "M", "male": "M"}
+_AHEAD = timedelta(hours=14)  # of UTC, of the time zone where a day begins first
 _DAYS = {"born": "the birth date", "admitted": "the admission", "discharged": "the discharge"}
 
 
@@ -127,11 +128,12 @@ def _age(value: Any) -> int | float:
 
 def _check_days(fields: Mapping[str, Any]) -> None:
     born, came, left = (fields.get(name) for name in _DAYS)
-    if born and born > datetime.now(UTC).date().isoformat():
+    today = (datetime.now(UTC) + _AHEAD).date().isoformat()
+    if born and born > today:
         raise ReviewError("the birth date is in the future")
     if came and left and left < came:
         raise ReviewError("the discharge is before the admission")
     if born and (first := came or left) and first < born:
         raise ReviewError(f"the {'admission' if came else 'discharge'} is before the birth date")
-    if born and years_between(born, came or left or datetime.now(UTC).date().isoformat()) > 130:
+    if born and years_between(born, came or left or today) > 130:
         raise ReviewError("the birth date is more than 130 years ago")

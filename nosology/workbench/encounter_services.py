@@ -48,7 +48,7 @@ def _write(engine: Engine, change: Callable[[Connection], T]) -> T:
 
 
 def import_batch(engine: Engine, user: User, name: str, notes: Sequence[Note], address: str) -> ImportedNotes:
-    """Imports documents as one batch."""
+    """The numbers of documents that were imported as one batch."""
 
     def change(connection: Connection) -> ImportedNotes:
         batch = create_batch(connection, name, user.id)

@@ -46,7 +46,9 @@ def _error_response(request: Request, status: int, message: str) -> Response:
         response: Response = JSONResponse({"detail": message}, status_code=status)
     else:
         title = TITLES.get(status, "That did not work")
-        response = render_page(request, "message.html", None, status=status, title=title, message=message)
+        user = request.scope.get("nosology.user")
+        shown = user if user is not None and user.csrf is not None else None  # the menu has forms of a session
+        response = render_page(request, "message.html", shown, status=status, title=title, message=message)
     if status == 503:
         response.headers["retry-after"] = "2"
     return response

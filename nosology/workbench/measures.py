@@ -107,7 +107,7 @@ def _reviewed_note(
     review = replay(stored_decisions(decided), length=ANY_LENGTH, stored=True)
     times = sorted(
         [row["at"] for row in decided if row["user_id"] is not None and row["action"] != "document"]
-        + [row["at"] for row in opened]
+        + [row["at"] for row in opened if row["at"] <= note.finished]  # who reads it later does not review it
     )
     return ReviewedNote(
         note_id=note.id,

@@ -38,7 +38,7 @@ from nosology.workbench.encounter_data import complete_encounter, encounter_word
 from nosology.workbench.html_fragments import FragmentCache
 from nosology.workbench.review import POA, REASONS, STATUSES
 from nosology.workbench.second_review import REVIEW_CHANGES
-from nosology.workbench.security import CurrentUser, ServicesDep, client_address
+from nosology.workbench.security import MAX_ID, CurrentUser, ServicesDep, client_address
 from nosology.workbench.services import Services
 from nosology.workbench.views import visible_text
 
@@ -120,6 +120,12 @@ def template_environment() -> Environment:
     for name in environment.list_templates():
         environment.get_template(name)
     return environment
+
+
+def parse_id(text: str) -> int:
+    """The id in a form or a URL; 0 if it is none that the database can store."""
+    number = int(text) if text.isascii() and text.isdigit() and len(text) <= 10 else 0
+    return number if number <= MAX_ID else 0
 
 
 def capitalized(text: str) -> str:

@@ -25,7 +25,7 @@ from nosology.workbench.document_views import merge_evidence, past_documents, sh
 from nosology.workbench.double_coding import count_finished_pairs
 from nosology.workbench.encounter_data import editable_fields
 from nosology.workbench.group_panel import build_group_panel
-from nosology.workbench.page_html import PageContext, PageDep, ReviewerPage, capitalized
+from nosology.workbench.page_html import PageContext, PageDep, ReviewerPage, capitalized, parse_id
 from nosology.workbench.proposals import claim_evidence
 from nosology.workbench.replay import stored_decisions
 from nosology.workbench.review import MAX_OVERRIDE, NotFound
@@ -40,22 +40,17 @@ from nosology.workbench.work_queue import PAGE_SIZE, QueueFilter, position, sele
 router = APIRouter(include_in_schema=False)
 
 
-def _number(text: str) -> int:
-    """The number in a query parameter; 0 if it is none that the database can store."""
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
-
-
 def _queue_filter(values: Mapping[str, str]) -> QueueFilter:
     """The filter in the query of a URL."""
     names = ("status", "mine", "site", "order", "talk")
     status, mine, site, order, talk = (values.get(name, "")[:200] for name in names)
-    return QueueFilter(status, mine, site, _number(values.get("batch", "")), order, talk)
+    return QueueFilter(status, mine, site, parse_id(values.get("batch", "")), order, talk)
 
 
 @router.get("/")
 def queue_page(page: PageDep, page_number: str = "0") -> HTMLResponse:
     """The work queue."""
-    return _render_queue(page, _queue_filter(page.request.query_params), number=min(_number(page_number), 1_000_000))
+    return _render_queue(page, _queue_filter(page.request.query_params), number=min(parse_id(page_number), 1_000_000))
 
 
 @router.post("/find")
@@ -102,7 +97,7 @@ def export_finished(page: ReviewerPage, form: str) -> Response:
 def next_page(page: PageDep, after: str = "") -> Response:
     """A redirect to the next note of the queue, or a page that says that there is none."""
     wanted = _queue_filter(page.request.query_params)
-    note_id = page.services.next_note(page.user, wanted, _number(after))
+    note_id = page.services.next_note(page.user, wanted, parse_id(after))
     if note_id is not None:
         return RedirectResponse(f"/notes/{note_id}?{wanted.query}".rstrip("?"), status_code=303)
     skipped = page.services.next_note(page.user, wanted, 0) is not None
@@ -186,7 +181,7 @@ def decide(
     values["explanation"] = explanation
     values |= {name: value for name, value in (("override", override.strip()), ("key", key)) if value}
     values |= {name: value for name, value in (("start", start), ("end", end)) if value is not None}
-    values["user"] = _number(assignee) or None
+    values["user"] = parse_id(assignee) or None
     values["threshold"] = None if percent is None else percent / 100
     message, status, gate = "", 200, ""
     try:
@@ -264,7 +259,7 @@ def _render_batches(
     page: PageContext, *, before: str = "", error: str = "", notice: str = "", pasted: tuple[str, str] = ("", "")
 ) -> HTMLResponse:
     """The imports; pasted: id and text of a note that could not be imported, to be corrected."""
-    rows = coding.batch_progress(page.services.engine, _number(before) or None)
+    rows = coding.batch_progress(page.services.engine, parse_id(before) or None)
     more = len(rows) == coding.BATCHES_PER_PAGE
     return page.render("batches.html", batches=rows, more=more, error=error, notice=notice, pasted=pasted)
 

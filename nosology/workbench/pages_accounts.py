@@ -73,10 +73,11 @@ def _start_session(
 
 
 def _render_login(
-    request: Request, services: Services, error: str = "", status: int = 200, place: str = "/"
+    request: Request, services: Services, error: str = "", status: int = 200, place: str = "/", name: str = ""
 ) -> HTMLResponse:
-    has_oidc = services.settings.oidc is not None
-    return render_page(request, "login.html", None, status=status, error=error, oidc=has_oidc, place=_local_path(place))
+    """The sign-in form; name: that somebody has typed already."""
+    values = {"oidc": services.settings.oidc is not None, "place": _local_path(place), "name": name}
+    return render_page(request, "login.html", None, status=status, error=error, **values)
 
 
 @router.get("/login")
@@ -101,7 +102,7 @@ def login(
     device = device_of(services.server_key, name, request.cookies.get(DEVICE_COOKIE, ""))
     if device is None and not services.sign_in_limit.allows(address):
         message = "Too many wrong passwords from this address. Wait a minute, then try again."
-        return _render_login(request, services, message, 429, next)
+        return _render_login(request, services, message, 429, next, name)
     key = f"{account_key(name)} {device or address}"
     wait = services.sign_in_delays.wait(key)
     check = accounts.check_password(services.engine, name, password)  # also during a delay: the same time for all names
@@ -116,10 +117,11 @@ def login(
     log_access(services.engine, None, "sign in refused", None, address, f"{who}: {reason}" if check.account else who)
     if wait:
         message = f"Too many wrong passwords. Wait {math.ceil(wait)} seconds, then try again."
-        response = _render_login(request, services, message, 429, next)
+        response = _render_login(request, services, message, 429, next, name)
         response.headers["retry-after"] = str(math.ceil(wait))
         return response
-    return _render_login(request, services, "Name or password is wrong, or the password has expired.", 401, next)
+    message = "Name or password is wrong, or the password has expired."
+    return _render_login(request, services, message, 401, next, name)
 
 
 @router.post("/logout")

@@ -1,4 +1,4 @@
-"""Pages of double coding: the pairs, their adjudication, the agreement of coders, the share chosen at random."""
+"""Pages of double coding: the pairs, their adjudication, the agreement of coders."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ from nosology.workbench.coder_agreement import MAX_PAIRS, agreement_tables, load
 from nosology.workbench.conversation import load_conversation
 from nosology.workbench.decision_checks import UnfinishedCodes
 from nosology.workbench.document_views import merge_evidence, show_documents
-from nosology.workbench.page_html import AdminPage, PageContext, ReviewerPage
+from nosology.workbench.page_html import PageContext, ReviewerPage, parse_id
 from nosology.workbench.review import NotFound
-from nosology.workbench.security import MAX_ID, RowId
-from nosology.workbench.store_settings import changes, save_setting
+from nosology.workbench.security import RowId
 from nosology.workbench.store_tables import notes
 
 router = APIRouter(include_in_schema=False)
@@ -43,11 +42,6 @@ def _render_pairs(page: PageContext, *, error: str = "", message: str = "") -> H
     return page.render("double.html", **values)
 
 
-def _person(raw: str) -> int | None:
-    """The id of a person in a form; None for nobody."""
-    return int(raw) if raw.isascii() and raw.isdigit() and 0 < int(raw) <= MAX_ID else None
-
-
 @router.post("/double")
 def choose(
     page: ReviewerPage, ref: Annotated[str, Form(max_length=200)] = "", coder: Annotated[str, Form(max_length=10)] = ""
@@ -56,7 +50,9 @@ def choose(
     with page.reading() as connection:
         note_id = connection.scalar(select(notes.c.id).where(notes.c.ref == ref.strip()))
     try:
-        double_coding.choose_note(page.services.engine, page.user.id, note_id or 0, page.address, _person(coder))
+        double_coding.choose_note(
+            page.services.engine, page.user.id, note_id or 0, page.address, parse_id(coder) or None
+        )
     except ReviewError as error:
         return _render_pairs(page, error=f"{error}.")
     return _render_pairs(page, message="The note is chosen: a second person codes it.")
@@ -66,7 +62,7 @@ def choose(
 def assign(page: ReviewerPage, note_id: RowId, coder: Annotated[str, Form(max_length=10)] = "") -> Response:
     """Assigns one coding of a pair, without showing its codes."""
     try:
-        double_coding.assign_coding(page.services.engine, page.user.id, note_id, _person(coder), page.address)
+        double_coding.assign_coding(page.services.engine, page.user.id, note_id, parse_id(coder) or None, page.address)
     except NotFound:
         raise
     except ReviewError as error:
@@ -103,7 +99,7 @@ async def decide_differences(page: ReviewerPage, note_id: RowId) -> Response:
 
 def _decide(page: PageContext, note_id: int, choices: dict[str, str], version: str, override: str) -> Response:
     try:
-        adjudicate(page.services, page.user, note_id, choices, _person(version) or 0, override.strip()[:500])
+        adjudicate(page.services, page.user, note_id, choices, parse_id(version), override.strip()[:500])
     except NotFound:
         raise
     except ReviewError as error:
@@ -118,14 +114,3 @@ def agreement_page(page: ReviewerPage) -> HTMLResponse:
     with page.reading() as connection:
         found = load_double_codings(connection)
     return page.render("agreement.html", tables=agreement_tables(tuple(found)), max_pairs=MAX_PAIRS)
-
-
-@router.post("/settings/double")
-def set_share(page: AdminPage, percent: Annotated[float, Form()] = 0.0) -> Response:
-    """Sets the share of new notes that are chosen for double coding."""
-    rule = double_coding.DoubleCodingRule(percent)
-    with page.writing() as connection:
-        before = double_coding.load_double_coding_rule(connection)
-        save_setting(connection, "double_coding", rule)
-        page.log("double coding rule", connection, object=changes(before, rule))
-    return RedirectResponse("/settings", status_code=303)

@@ -148,7 +148,7 @@ def _evidence(review: Review, details: Details, user: int | None, length: int) -
 
 
 def _unmark(review: Review, details: Details, user: int | None, length: int) -> Review:
-    """Takes evidence away: every marked span of a chosen code that overlaps the given one, the coder's too."""
+    """The review without evidence: every marked span of a code that overlaps the given one, the coder's too."""
     code, spans = parse_code(details), evidence_spans(details, length)
     if not spans:
         raise ReviewError("unmark needs start and end")

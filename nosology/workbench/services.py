@@ -122,7 +122,10 @@ class Services:
             return self._takes_writes
 
     def import_notes(self, user: User, name: str, notes: Sequence[Note], address: str) -> ImportedNotes:
-        """Imports documents as one batch, which the background coder then starts. DataError if one is no plain text."""
+        """The numbers of documents that were imported as one batch, which the background coder then starts.
+
+        DataError if one is no plain text.
+        """
         for note in notes:
             check_text(note.text, f"the note {note.id}")
         imported = import_batch(self.engine, user, name, notes, address)
@@ -164,7 +167,7 @@ class Services:
             check_finished(case, values, is_asked=is_asked)
         after = cases.record_decisions(self.engine, note_id, taken, user=user.id, version=version, case=case)
         if action == "finish" and pair is not None:
-            double_coding.settle(self.engine, pair, user.id)
+            double_coding.close_if_agreed(self.engine, pair, user.id)
         if action not in ("withdraw", "encounter"):
             return after
         self.background.notify()

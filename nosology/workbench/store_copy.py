@@ -51,7 +51,7 @@ def restore_store(file: Path, store: str) -> dict[str, int]:
 
 
 def _write_new_file(engine: Engine, target: Path) -> dict[str, int]:
-    """Writes an SQLite file that appears only when it is complete."""
+    """The numbers of rows by table that were written into an SQLite file, which appears only when it is complete."""
     _refuse_to_overwrite(target)
     check_parent_folder(target)
     with output_errors(target):

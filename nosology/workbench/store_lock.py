@@ -21,18 +21,18 @@ class StoreLock:
     """A lock that is released when the process ends, however it ends.
 
     For an SQLite store the operating system locks a file next to it, because closing the store's own file would
-    release locks of SQLite. For PostgreSQL see `SessionLock`.
+    release locks of SQLite. For PostgreSQL see `AdvisoryLock`.
     """
 
     def __init__(self, store: str):
         # resolve: the same file may be given by a link.
         is_file = "://" not in store
         self._path = Path(f"{Path(store).expanduser().resolve()}-lock") if is_file else None
-        self._session = None if is_file else SessionLock(store)
+        self._session = None if is_file else AdvisoryLock(store)
         self._file: int | None = None
 
     def acquire(self) -> StoreLock:
-        """Takes the lock; ConfigError if another server has it."""
+        """This lock, which is taken; ConfigError if another server has it."""
         if self._session is not None:
             self._session.acquire()
         if self._path is not None:
@@ -82,7 +82,7 @@ _STAY = sa.text(
 )
 
 
-class SessionLock:
+class AdvisoryLock:
     """An advisory lock of PostgreSQL, held by a connection of its own for as long as the process lives."""
 
     def __init__(self, store: str):

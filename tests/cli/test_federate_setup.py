@@ -15,7 +15,7 @@ from nosology.cli import app
 from nosology.core import ConfigError, DataError
 from nosology.federated.deploy import invitation as invitations
 from nosology.federated.deploy.credentials import SITE_NAME, ServerCredentials, read_public_keys
-from nosology.federated.deploy.federation_folder import ServerSettings, SiteSettings, read_settings
+from nosology.federated.deploy.federation_folder import FederationServerSettings, SiteSettings, read_settings
 from nosology.federated.deploy.invitation import Invitation, Reply, check_words, read_file
 
 
@@ -37,7 +37,7 @@ def invited(tmp_path):
     edited = (folder / "federation.toml").read_text().replace("0.0.0.0", "127.0.0.1")
     (folder / "federation.toml").write_text(edited)
     assert call("init", "--out", folder, "--site", "berta").exit_code == 0  # adds a site
-    assert read_settings(ServerSettings, folder).listen == "127.0.0.1"
+    assert read_settings(FederationServerSettings, folder).listen == "127.0.0.1"
     return folder
 
 
@@ -56,7 +56,7 @@ def test_two_files_and_four_words_set_up_a_site(invited, tmp_path):
     admitted = call("admit", invited, tmp_path / "anna" / "anna.reply", answer=heard + "\n")
     assert admitted.exit_code == 0 and "anna is accepted" in admitted.output
     assert set(read_public_keys(invited / "sites")) == {"anna"}
-    assert read_settings(ServerSettings, invited).sites == ["anna", "berta"]
+    assert read_settings(FederationServerSettings, invited).sites == ["anna", "berta"]
     again = join(invited, tmp_path / "anna")  # keeps key and words
     assert words_of(again.output) == words_of(result.output)
 

@@ -19,7 +19,7 @@ from nosology.federated.deploy.deploy_site import read_node
 from nosology.federated.deploy.federation_folder import (
     SERVER,
     SITE,
-    ServerSettings,
+    FederationServerSettings,
     SiteSettings,
     admit_site,
     create_server_folder,
@@ -59,7 +59,7 @@ def read_server(folder, reply):
     credentials = ServerCredentials(folder / "credentials").check()
     check_new_credentials(folder / "credentials", ["fed.example.org"], [])
     read_public_keys(folder / "sites")
-    settings = read_settings(ServerSettings, folder)
+    settings = read_settings(FederationServerSettings, folder)
     read_file(Invitation, folder / "invitations" / "anna.invitation")
     certificate_fingerprint(credentials.certificate)
     read_reply(folder, reply)
@@ -105,7 +105,7 @@ def test_folder_of_a_site(folders, data):
 @given(data=st.data())
 def test_settings(folders, data):
     kind, folder, name = data.draw(
-        st.sampled_from([(ServerSettings, folders[0], SERVER), (SiteSettings, folders[1], SITE)])
+        st.sampled_from([(FederationServerSettings, folders[0], SERVER), (SiteSettings, folders[1], SITE)])
     )
     original = contents(folder)
     lines = original[folder / name].decode().splitlines()

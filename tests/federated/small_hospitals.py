@@ -7,8 +7,8 @@ import torch
 
 from nosology.core import Code
 from nosology.federated.federation_settings import FederatedHeadsRecipe
-from nosology.federated.rounds.federated_site import FederatedSite
 from nosology.federated.rounds.federation_setup import embedder_key
+from nosology.federated.rounds.heads_site import HeadsSite
 from nosology.models.heads.heads_net import CodedVectors
 
 torch.set_num_threads(1)
@@ -28,7 +28,7 @@ def notes(n: int, seed: int, share: float = 0.3) -> CodedVectors:
 
 def site(
     name: str, seed: int, n: int = 40, code_list: frozenset[Code] | None = None, identity: dict = IDENTITY
-) -> FederatedSite:
+) -> HeadsSite:
     """A hospital of n train notes."""
     parts = {"train": notes(n, seed), "dev": notes(20, seed + 1000), "test": notes(16, seed + 2000)}
     if code_list is not None:
@@ -37,10 +37,10 @@ def site(
             for split, part in parts.items()
         }
     identity = identity | {"dim": DIM}
-    return FederatedSite(name, identity, embedder_key(identity), parts, code_list, torch.device("cpu"))
+    return HeadsSite(name, identity, embedder_key(identity), parts, code_list, torch.device("cpu"))
 
 
-def sites(n: int = 4) -> list[FederatedSite]:
+def sites(n: int = 4) -> list[HeadsSite]:
     """Hospitals of several sizes."""
     return [site(f"site-{i:02d}", seed=i, n=30 + 7 * i) for i in range(n)]
 

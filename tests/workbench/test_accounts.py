@@ -156,6 +156,16 @@ def test_who_signs_in_again_goes_on_with_the_locked_session(engine, people):
     assert accounts.session_user(engine, cookie).csrf == csrf  # forms in open tabs are still valid
 
 
+def test_a_session_that_goes_on_lasts_as_long_as_a_new_one(engine, people):
+    cookie = accounts.create_session(engine, people["ann"], SessionLimits(12, 120), "10.0.0.1")
+    with write_transaction(engine) as connection:
+        connection.execute(update(sessions).values(created=time.time() - 43_000, expires=time.time() + 60, locked=True))
+    accounts.create_session(engine, people["ann"], SessionLimits(12, 60), "10.0.0.2", resume=cookie)
+    with read_transaction(engine) as connection:
+        (row,) = accounts.list_sessions(connection, people["ann"])
+    assert row["expires"] > time.time() + 11 * 3600 and (row["idle"], row["address"]) == (3600, "10.0.0.2")
+
+
 def test_new_session_limits_apply_to_open_sessions(engine, people):
     cookie = accounts.create_session(engine, people["ann"], SessionLimits(12, 120))
     with write_transaction(engine) as connection:

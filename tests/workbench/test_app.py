@@ -117,6 +117,23 @@ def test_requests_without_sign_in_or_role_are_refused(server):
     assert client.get("/health/live").status_code == client.get("/health/ready").status_code == 200
 
 
+def test_an_error_page_keeps_the_menu_of_who_is_signed_in(server):
+    for client, has_menu in ((browser(server, "ann"), True), (server[0], False)):
+        text = client.get("/notes/99999" if has_menu else "/login/nothing").text
+        assert (
+            "Not found" in text and ('<nav aria-label="Main">' in text, 'action="/logout"' in text) == (has_menu,) * 2
+        )
+    token = {"authorization": f"Bearer {server[1]['ann']}"}
+    refused = server[0].get("/users", headers=token)
+    assert refused.status_code == 403 and "<nav" not in refused.text  # a token has no menu
+
+
+def test_a_refused_sign_in_keeps_the_name(server):
+    client = TestClient(server[0].app, base_url="http://localhost")
+    text = client.post("/login", data={"name": 'ann"><b>', "password": "wrong"}).text
+    assert 'name="name" value="ann&#34;&gt;&lt;b&gt;"' in text and "wrong" not in text.replace("is wrong", "")
+
+
 def test_forms_need_the_csrf_token_of_their_session(server):
     client = browser(server, "ann")
     cookie = client.cookies.jar._cookies["localhost.local"]["/"]["nosology_session"]

@@ -196,6 +196,19 @@ def test_an_encounter_opens_with_its_first_suggestion_and_its_actions_in_view(ch
     expect(page.locator(".proposed")).to_be_visible()  # the browser remembers it
 
 
+def test_pages_of_the_demo_fit_a_phone(chromium, server):
+    page = visitor(chromium, server, name="reviewer", width=390, height=850)
+    page.keyboard.press("Escape")
+    for path in ("/", "/measures", "/triage", "/gaps", "/findings", "/agreement", "/double"):
+        page.goto(server.address + path)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390, path
+    page.goto(f"{server.address}/?status=done")
+    page.locator("table.list tbody a").first.click()
+    expect(page.locator(".card.now")).to_have_count(1)
+    assert page.evaluate("scrollY") == 0  # the text is first, the codes are below it
+    assert page.locator(".card.now").evaluate("card => card.closest('.chosen') !== null")  # it is finished
+
+
 def test_escape_ends_the_tour_and_help_starts_it_again(chromium, server):
     page = visitor(chromium, server, "reviewer")
     expect(page.get_by_role("dialog", name="The work queue")).to_be_visible()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
+from datetime import datetime
 
 import pytest
 from sqlalchemy import func, select
 
 from nosology.core import ConflictError, DataError, EvidenceSpan, Note, ReviewError, Span, Suggestion
 from nosology.text.borders import BORDER
+from nosology.workbench import encounter_data
 from nosology.workbench.accounts import User
 from nosology.workbench.cases import decision_history, load_case, record_decision
 from nosology.workbench.coding import CodedNote, WaitingNote, save_codings
@@ -244,6 +246,18 @@ def test_data_of_an_encounter(engine, user, stay):
 def test_wrong_data_of_an_encounter_are_refused(wanted, words):
     with pytest.raises(ReviewError, match=words):
         changed_fields(complete_encounter({"sex": "F"}), wanted)
+
+
+def test_a_birth_date_of_today_counts_in_every_time_zone(monkeypatch):
+    class Evening(datetime):
+        @classmethod
+        def now(cls, zone=None):
+            return cls(2026, 3, 1, 15, tzinfo=zone)  # when it is March 2 in Auckland
+
+    monkeypatch.setattr(encounter_data, "datetime", Evening)
+    assert changed_fields({}, {"born": "2026-03-02"}) == {"born": "2026-03-02"}
+    with pytest.raises(ReviewError, match="in the future"):
+        changed_fields({}, {"born": "2026-03-03"})
 
 
 def test_exports_name_the_document_and_leave_withdrawn_text_out(engine, user, stay):

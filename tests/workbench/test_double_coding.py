@@ -20,11 +20,11 @@ from nosology.workbench.double_coding import (
     adjudication_details,
     assign_coding,
     choose_note,
+    close_if_agreed,
     finished_pairs,
     load_codings,
     record_adjudication,
     sample_coded_notes,
-    settle,
 )
 from nosology.workbench.export import reviewed_notes
 from nosology.workbench.measures import load_reviewed_notes
@@ -85,6 +85,18 @@ def test_the_copy_gets_an_id_that_no_note_has(engine, people):
     with read_transaction(engine) as connection:
         refs = connection.scalars(select(notes.c.ref).where(notes.c.id.in_(copies)).order_by(notes.c.ref)).all()
     assert refs == [f"a (second coding {ids[0]}.0)", "b" * 184 + " (second coding)"]
+
+
+def test_agreement_of_a_history_that_present_rules_refuse(engine, people, note_id, copy):
+    with write_transaction(engine) as connection:  # as an older version allowed it
+        row = {"note_id": note_id, "version": 2, "user_id": people["ann"], "at": 1.0, "action": "approve"}
+        connection.execute(decisions.insert().values(**row, details={}))
+        connection.execute(notes.update().where(notes.c.id == note_id).values(version=2))
+    code(engine, note_id, people["ann"])
+    code(engine, copy, people["ben"], HEART)
+    with read_transaction(engine) as connection:
+        (found,) = load_double_codings(connection)
+    assert found.codes.first == found.codes.second and found.coders == ("ann", "ben")
 
 
 def test_who_may_read_which_coding(engine, people, note_id, copy):
@@ -159,9 +171,9 @@ def test_equal_codings_close_by_themselves(engine, people, note_id, copy):
     code(engine, copy, people["ben"], HEART, finish=False)
     with read_transaction(engine) as connection:
         pair = load_pair(connection, copy)
-    assert not settle(engine, pair, people["ben"])  # the copy is not finished
+    assert not close_if_agreed(engine, pair, people["ben"])  # the copy is not finished
     code(engine, copy, people["ben"], DIABETES)
-    assert settle(engine, pair, people["ben"]) and not settle(engine, pair, people["ben"])
+    assert close_if_agreed(engine, pair, people["ben"]) and not close_if_agreed(engine, pair, people["ben"])
     with read_transaction(engine) as connection:
         assert load_pair(connection, note_id).phase == "closed" and list_pairs(connection) == []
         assert load_case(connection, note_id).review.version == 3  # the note is as ann finished it
@@ -456,7 +468,8 @@ def test_reviewers_choose_and_assign_on_the_page_and_admins_set_the_share(server
     assert rita.post("/double/99999/assign", data={"csrf": token, "coder": "2"}).status_code == 404
     assert rita.post("/settings/double", data={"csrf": token, "percent": "5"}).status_code == 403
     token = csrf(adam)
-    assert adam.post("/settings/double", data={"csrf": token, "percent": "400"}).status_code == 422
+    refused = adam.post("/settings/double", data={"csrf": token, "percent": "400"})
+    assert refused.status_code == 422 and "must lie in 0 to 100" in refused.text and "<h1>Settings" in refused.text
     assert 'value="5"' in adam.post("/settings/double", data={"csrf": token, "percent": "5"}).text
     assert adam.post("/settings/double", data={"csrf": token, "percent": "0"}).status_code == 200
     assert browser(server, "ann").get("/double").status_code == 403
@@ -493,7 +506,7 @@ def test_documents_and_data_of_the_encounter_are_those_of_both_codings(engine, p
     code(engine, note_id, people["ann"], DIABETES)
     code(engine, copy, people["ben"])
     with read_transaction(engine) as connection:
-        assert settle(engine, load_pair(connection, copy), people["ben"])
+        assert close_if_agreed(engine, load_pair(connection, copy), people["ben"])
     with write_transaction(engine) as connection:
         withdraw_document(connection, 3, people["rita"])
     first, second = both()
@@ -526,7 +539,7 @@ def test_a_note_counts_as_changed_when_its_double_coding_is_closed(engine, peopl
     code(engine, copy, people["ben"])
     with read_transaction(engine) as connection:
         pair = load_pair(connection, note_id)
-    assert settle(engine, pair, people["ben"])
+    assert close_if_agreed(engine, pair, people["ben"])
     with read_transaction(engine) as connection:
         found = select_queue(connection, QueueFilter(since=since, status="all"), people["rita"])
     assert [row.id for row in found] == [note_id]
@@ -537,10 +550,10 @@ def test_a_pair_that_another_person_closes_at_the_same_moment_is_no_error(engine
     code(engine, copy, people["ben"], HEART)
     with read_transaction(engine) as connection:
         pair, cases = load_pair(connection, note_id), load_codings(connection, load_pair(connection, note_id))
-    assert settle(engine, pair, people["ann"])
+    assert close_if_agreed(engine, pair, people["ann"])
     monkeypatch.setattr(double_coding, "load_pair", lambda connection, note: pair)  # as read a moment before
     monkeypatch.setattr(double_coding, "load_codings", lambda connection, pair: cases)
-    assert not settle(engine, pair, people["ben"])
+    assert not close_if_agreed(engine, pair, people["ben"])
 
 
 def test_a_closed_note_has_the_conversation_of_both_codings(engine, people, note_id, copy):
@@ -560,7 +573,7 @@ def test_a_closed_note_has_the_conversation_of_both_codings(engine, people, note
     assert said() == (["of the first"], [])
     with read_transaction(engine) as connection:
         pair = load_pair(connection, note_id)
-    assert settle(engine, pair, people["ben"])
+    assert close_if_agreed(engine, pair, people["ben"])
     assert said() == (["of the first", "of the second"], ["which kind?"])
 
 

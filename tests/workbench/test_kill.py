@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Engine, func, select
 
 from nosology.workbench.database import open_database, read_transaction, write_transaction
-from nosology.workbench.store_lock import SessionLock, StoreLock
+from nosology.workbench.store_lock import AdvisoryLock, StoreLock
 from nosology.workbench.store_tables import audit, batches, codings, documents, notes
 from tests.workbench.conftest import NOTE, fill_people, new_store
 from tests.workbench.processes import Server, call, wait_for_end
@@ -116,7 +116,7 @@ def test_the_lock_in_postgresql_is_taken_again_after_a_lost_connection(request, 
     lock = StoreLock(store).acquire()
     lock.guard(engine)
     held = lock._session
-    assert isinstance(held, SessionLock) and held._connection is not None
+    assert isinstance(held, AdvisoryLock) and held._connection is not None
 
     def lose() -> None:
         process = held._connection.exec_driver_sql("SELECT pg_backend_pid()").scalar()

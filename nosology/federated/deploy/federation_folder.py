@@ -48,7 +48,7 @@ def _path(path: str) -> str:
 SiteName, FolderPath = Annotated[str, AfterValidator(_site_name)], Annotated[str, AfterValidator(_path)]
 
 
-class ServerSettings(Settings):
+class FederationServerSettings(Settings):
     """federation.toml"""
 
     hosts: list[str] = Field(min_length=1)  # names and addresses; the first is in the invitations
@@ -83,7 +83,7 @@ class SiteSettings(Settings):
     ledger: FolderPath = ""  # a file; empty: NAME.budget. A hospital in several federations uses one file for all
 
 
-T = TypeVar("T", ServerSettings, SiteSettings)
+T = TypeVar("T", FederationServerSettings, SiteSettings)
 
 
 def create_server_folder(
@@ -95,7 +95,7 @@ def create_server_folder(
     """
     path, kept = folder / SERVER, {}
     if path.exists():
-        known = read_settings(ServerSettings, folder)
+        known = read_settings(FederationServerSettings, folder)
         if hosts and hosts != known.hosts:
             raise ConfigError(f"the certificate of {folder} is for {', '.join(known.hosts)}: use a new folder")
         hosts, port, sites = hosts or known.hosts, port or known.port, list(dict.fromkeys([*known.sites, *sites]))
@@ -110,7 +110,7 @@ def create_server_folder(
     credentials = ServerCredentials(folder / "credentials")
     if not credentials.certificate.exists():
         create_server_credentials(credentials.folder, hosts, days=days)
-    settings = ServerSettings(hosts=hosts, port=port or 8443, sites=sites, **kept)
+    settings = FederationServerSettings(hosts=hosts, port=port or 8443, sites=sites, **kept)
     _write_settings(path, settings.model_dump(), "Settings of the server of a federation.")
     for name in ("sites", "invitations"):
         (folder / name).mkdir(exist_ok=True)
@@ -161,7 +161,7 @@ def confirm_words(invitation_file: Path, folder: Path) -> None:
 
 def read_reply(folder: Path, reply_file: Path) -> tuple[Reply, str]:
     """A reply for the server of a folder, and the words; DataError if it was not invited from there."""
-    reply, settings = read_file(Reply, reply_file), read_settings(ServerSettings, folder)
+    reply, settings = read_file(Reply, reply_file), read_settings(FederationServerSettings, folder)
     if reply.site not in settings.sites:
         raise DataError(f"{reply.site} is not one of the expected sites, {', '.join(settings.sites)}")
     invitation = read_file(Invitation, folder / "invitations" / f"{reply.site}.invitation")
@@ -184,7 +184,7 @@ def admit_site(folder: Path, reply: Reply) -> Path:
 
 def read_settings(kind: type[T], folder: Path) -> T:
     """The settings in a folder; DataError or ConfigError if there are none or they are wrong."""
-    path = folder / (SERVER if kind is ServerSettings else SITE)
+    path = folder / (SERVER if kind is FederationServerSettings else SITE)
     try:
         return kind(**tomllib.loads(path.read_text(encoding="utf-8")))
     except OSError as error:

@@ -130,4 +130,4 @@ if __name__ == "__main__":
 
     name = sys.argv[1]
     sys.argv = [f"flower-{name}", *sys.argv[2:]]
-    {"superlink": flower_shims.superlink, "supernode": flower_shims.supernode}[name]()
+    {"superlink": flower_shims.run_superlink, "supernode": flower_shims.run_supernode}[name]()

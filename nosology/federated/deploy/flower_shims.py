@@ -153,7 +153,7 @@ def server_app_command(address: str, root: Path, token_file: Path, parent: int) 
     return [*command, "--token-file", str(token_file), "--parent-pid", str(parent)]
 
 
-def superlink() -> None:
+def run_superlink() -> None:
     """Runs Flower's SuperLink with `LocalhostMiddleware`."""
     import uvicorn
     from flwr.superlink import extensions
@@ -167,7 +167,7 @@ def superlink() -> None:
     program.flower_superlink()
 
 
-def supernode() -> None:
+def run_supernode() -> None:
     """Runs Flower's SuperNode with shorter pauses."""
     from flwr.supernode.cli import flower_supernode
 
@@ -182,7 +182,7 @@ def supernode() -> None:
     flower_supernode()
 
 
-def server_app() -> None:
+def change_server_app() -> None:
     """Changes Flower in the process of a ServerApp."""
     give_up_stalled_uploads(import_module("flwr.superlink.grid.http_grid"))
 

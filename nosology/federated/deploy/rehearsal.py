@@ -17,7 +17,7 @@ from nosology.corpora.simulate import simulate_notes
 
 YEARS = (2016, 2019)  # ICD-10 only
 CHARACTERS = 400  # of a note, so that embedding takes seconds
-SPLITS = (*["train"] * 7, "dev", "test", "test")  # by the number of the patient
+_SPLIT_OF_PATIENT = (*["train"] * 7, "dev", "test", "test")  # by the number of the patient
 
 
 def write_rehearsal_corpus(site: str, patients: int, folder: Path) -> Path:
@@ -27,7 +27,7 @@ def write_rehearsal_corpus(site: str, patients: int, folder: Path) -> Path:
     def notes() -> Iterator[Note]:
         for note in simulate_notes(patients, seed, years=YEARS):
             codes = tuple(code for code in note.codes if code.system == "icd10cm")
-            split = SPLITS[int(note.patient or 0) % len(SPLITS)]
+            split = _SPLIT_OF_PATIENT[int(note.patient or 0) % len(_SPLIT_OF_PATIENT)]
             text = note.text[:CHARACTERS]
             yield replace(note, id=f"{site}-{note.id}", text=text, site=site, split=split, codes=codes, evidence=())
 

@@ -38,7 +38,7 @@ def main(grid: Grid, context: Context) -> None:
     If the SuperLink is killed, this process ends at once: every round is saved, and another process may continue.
     """
     end_with_parent(grace=0)
-    flower_shims.server_app()
+    flower_shims.change_server_app()
     recipe, out = (str(context.run_config.get(key) or "") for key in ("recipe", "out"))
     if not recipe or not out:
         raise ConfigError("the run config must have recipe (JSON) and out (the bundle folder)")

@@ -32,11 +32,11 @@ from nosology.federated.privacy.secure_aggregation import (
 )
 from nosology.federated.privacy.secure_server import SecureServer
 from nosology.federated.privacy.site_noise import PrivacyBudget, clip_update, secure_normal, weight_difference
-from nosology.federated.rounds.federated_site import SiteUpdate
 from nosology.federated.rounds.federation_setup import Arrays
 from nosology.federated.rounds.learner import HEAD_ROWS, LabelRows
 from nosology.federated.rounds.messages import ARRAYS, CONFIG, error_reason, get_arrays, get_value, make_content
 from nosology.federated.rounds.participants import Participants
+from nosology.federated.rounds.site_results import SiteUpdate
 from nosology.federated.rounds.strategy import ValidatingStrategy
 
 KEYS, SHARES, MASK = "query.secure_keys", "query.secure_shares", "train.secure"

@@ -23,9 +23,9 @@ import numpy as np
 from nosology.core import ConfigError
 from nosology.federated.federation_settings import FederatedRecipe, FederatedStatisticsRecipe, PrivacySettings
 from nosology.federated.privacy.dp_sgd import PrivacyAccountant, secure_generator
-from nosology.federated.rounds.federated_site import SiteUpdate
 from nosology.federated.rounds.federation_setup import Arrays
 from nosology.federated.rounds.robust_updates import ROBUST
+from nosology.federated.rounds.site_results import SiteUpdate
 from nosology.models.heads.heads_settings import HeadsRecipe
 
 Draw = Callable[[tuple[int, ...]], np.ndarray]  # standard normal numbers of a shape

@@ -19,11 +19,11 @@ from flwr.serverapp.exception import AggregationError
 
 from nosology.core import FederationError
 from nosology.federated.rounds import messages
-from nosology.federated.rounds.federated_site import SiteUpdate
 from nosology.federated.rounds.federation_server import FlowerFederation
 from nosology.federated.rounds.federation_setup import Arrays, FederationSetup
 from nosology.federated.rounds.outcome import HistoryRow
 from nosology.federated.rounds.participants import format_reasons
+from nosology.federated.rounds.site_results import SiteUpdate
 
 RUNNING = ("running_mean", "running_var")  # statistics of batch normalization
 

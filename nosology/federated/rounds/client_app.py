@@ -30,7 +30,6 @@ from nosology.federated.privacy.secure_aggregation import SecureSite, SiteSignat
 from nosology.federated.privacy.secure_round import MASKED, SECURE, request_digest, to_vector
 from nosology.federated.rounds import messages
 from nosology.federated.rounds.compression import compress
-from nosology.federated.rounds.federated_site import SiteUpdate
 from nosology.federated.rounds.federation_setup import COMPATIBILITY, setup_hash
 from nosology.federated.rounds.kept_state import RESIDUAL, KeptState, optimizer_part
 from nosology.federated.rounds.learner import LocalSite, SiteFiles, learner_of
@@ -44,12 +43,14 @@ from nosology.federated.rounds.site_policy import (
     read_policy,
     read_recipe,
 )
+from nosology.federated.rounds.site_results import SiteUpdate
 from nosology.federated.rounds.statistics_learner import NAMES, StatisticsSite
 from nosology.training.calibration import PlattScaling
 
 SECURE_KEY = "secure-key"  # for signatures, in the node config
 
 _SETUP, _INPUTS, _SECURE = "setup", "inputs", "secure"  # in the state of a context
+_REPORT, _ASKED = "report", "asked"  # in the state of a context: a report with noise; in it: the recipe
 
 FindSite = Callable[[Context, FederatedRecipe], LocalSite]
 
@@ -131,8 +132,18 @@ class _Handlers:
         return messages.make_content(site=site.name, metadata=site.metadata(recipe.federation.min_site_notes).to_json())
 
     def statistics(self, message: Message, context: Context) -> RecordDict:
+        """The report of the site. With noise it is made once in a run: the mean of several would have less noise."""
         recipe = read_recipe(message, context)
-        return learner_of(recipe).report(self.find_site(context, recipe))
+        learner = learner_of(recipe)
+        if not recipe.federation.privacy.word_noise:
+            return learner.report(self.find_site(context, recipe))
+        asked, reported = recipe.model_dump_json(), context.state.config_records.get(_REPORT)
+        if reported is None:
+            report = learner.report(self.find_site(context, recipe)).config_records[messages.CONFIG]
+            reported = context.state[_REPORT] = ConfigRecord({**report, _ASKED: asked})
+        if reported[_ASKED] != asked:
+            raise FederationError("the site has reported words with noise in this run, for another recipe")
+        return RecordDict({messages.CONFIG: ConfigRecord({k: v for k, v in reported.items() if k != _ASKED})})
 
     def prepare(self, message: Message, context: Context) -> RecordDict:
         recipe = read_recipe(message, context)

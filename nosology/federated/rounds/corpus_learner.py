@@ -6,9 +6,8 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from nosology.core import DataError, Note
+from nosology.core import SPLITS, DataError, Note
 from nosology.corpora.corpus import Corpus
-from nosology.federated.rounds.federated_site import SPLITS
 from nosology.federated.rounds.learner import FederatedLearner, InputsT, SiteFiles, SiteT
 from nosology.training.examples import Examples
 

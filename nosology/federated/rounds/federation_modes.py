@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from nosology.federated.federation_settings import FederatedRecipe, FederatedStatisticsRecipe
 from nosology.federated.rounds.async_rounds import AsyncFederation
-from nosology.federated.rounds.federation_server import FlowerFederation, Report
+from nosology.federated.rounds.federation_loop import Report
+from nosology.federated.rounds.federation_server import FlowerFederation
 from nosology.federated.rounds.participants import SiteGrid
 from nosology.federated.rounds.statistics_server import StatisticsFederation
 

@@ -10,15 +10,15 @@ import numpy as np
 import torch
 from flwr.app import Message, RecordDict
 
-from nosology.core import ConfigError
+from nosology.core import SPLITS, ConfigError
 from nosology.core.label_space import LabelSpace
 from nosology.corpora.corpus import Corpus
 from nosology.encoders.embedder import Embedder
 from nosology.encoders.embedding_cache import EmbeddingCache
 from nosology.federated.federation_settings import FederatedHeadsRecipe
 from nosology.federated.rounds import messages
-from nosology.federated.rounds.federated_site import SPLITS, FederatedSite
 from nosology.federated.rounds.federation_setup import PREPROCESSING, Arrays, FederationSetup, SiteMetadata
+from nosology.federated.rounds.heads_site import HeadsSite
 from nosology.federated.rounds.learner import HEAD_ROWS, FederatedLearner, LabelRows, SiteFiles
 from nosology.models.heads.feature_statistics import FeatureStatistics, Scaler
 from nosology.models.heads.heads_model import Heads
@@ -27,7 +27,7 @@ from nosology.training.calibration import PlattScaling
 from nosology.training.examples import codes_in_systems
 
 
-class HeadsLearner(FederatedLearner[FederatedSite, Scaler]):
+class HeadsLearner(FederatedLearner[HeadsSite, Scaler]):
     """A frozen embedder and a light classifier."""
 
     recipe: FederatedHeadsRecipe
@@ -46,22 +46,18 @@ class HeadsLearner(FederatedLearner[FederatedSite, Scaler]):
         if self.recipe.federation.vocabulary or self.recipe.federation.privacy.word_noise:
             raise ConfigError("a federated heads reads no words: it has no federation.vocabulary and no word_noise")
 
-    def open_site(self, files: SiteFiles) -> FederatedSite:
+    def open_site(self, files: SiteFiles) -> HeadsSite:
         """The site; an embedder with its own code runs only if the site trusts it: the recipe is the server's."""
         if self.recipe.embedder.trust_remote_code and not files.trust_remote_code:
             raise ConfigError("the embedder needs its own code, and the node config has no trust-remote-code")
-        site = FederatedSite.open(
-            files.name, files.corpora, files.cache, self.recipe.embedder, code_list=files.code_list
-        )
+        site = HeadsSite.open(files.name, files.corpora, files.cache, self.recipe.embedder, code_list=files.code_list)
         site.notes = {
             split: CodedVectors(part.vectors, codes_in_systems(self.recipe.labels, part.codes))
             for split, part in site.notes.items()
         }
         return site
 
-    def simulated_sites(
-        self, corpora: Sequence[Corpus], site_of: Mapping[str, str], folder: Path
-    ) -> list[FederatedSite]:
+    def simulated_sites(self, corpora: Sequence[Corpus], site_of: Mapping[str, str], folder: Path) -> list[HeadsSite]:
         """One hospital per site. Embeddings that are not in the cache are computed and cached."""
         embedder = Embedder.load(self.recipe.embedder)
         embeddings = EmbeddingCache.for_embedder(folder, embedder)
@@ -75,9 +71,9 @@ class HeadsLearner(FederatedLearner[FederatedSite, Scaler]):
             for name, part in parts.items():
                 rows = np.flatnonzero(names == name)
                 part[split] = CodedVectors(vectors[rows], [codes[row] for row in rows])
-        return [FederatedSite(name, embedder.identity, embedder.key, part) for name, part in parts.items()]
+        return [HeadsSite(name, embedder.identity, embedder.key, part) for name, part in parts.items()]
 
-    def report(self, site: FederatedSite) -> RecordDict:
+    def report(self, site: HeadsSite) -> RecordDict:
         """Count, sum and sum of squares of the train vectors."""
         statistics = site.statistics(self.recipe.federation.min_site_notes)
         return messages.make_content({"total": statistics.total, "squares": statistics.squares}, count=statistics.count)

@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 from flwr.app import Message, RecordDict
 
-from nosology.core import ConfigError, DataError, Note
+from nosology.core import SPLITS, ConfigError, DataError, Note
 from nosology.core.label_space import ICD9, ICD10, LabelSpace, label_versions
 from nosology.corpora.corpus import Corpus
 from nosology.encoders.tokenizers import ReportTokenizer
 from nosology.encoders.transformer import WindowedTransformer
 from nosology.federated.federation_settings import FederatedHmhanRecipe
 from nosology.federated.rounds import messages
-from nosology.federated.rounds.federated_site import SPLITS
 from nosology.federated.rounds.federation_setup import Arrays, FederationSetup, SiteMetadata
 from nosology.federated.rounds.hmhan_site import (
     REPORT_PREPROCESSING,

@@ -20,20 +20,17 @@ from nosology.encoders.state_cache import CachedStates
 from nosology.encoders.tokenizers import ReportTokenizer
 from nosology.encoders.transformer import WindowedTransformer
 from nosology.federated.federation_settings import FederatedHmhanRecipe
-from nosology.federated.rounds.federated_site import (
-    SiteCounts,
-    SiteUpdate,
-    kept_optimizer_state,
-    load_optimizer_state,
-    loop_settings,
-    proximal_term,
-    restore_unused_labels,
-    round_epochs,
-    used_labels,
-)
 from nosology.federated.rounds.federation_setup import Arrays, SiteMetadata, embedder_key, reported_codes
 from nosology.federated.rounds.learner import LabelRows
+from nosology.federated.rounds.local_training import (
+    loop_settings,
+    restore_unused_labels,
+    round_epochs,
+    train_net,
+    used_labels,
+)
 from nosology.federated.rounds.personal_layers import mark, marked
+from nosology.federated.rounds.site_results import SiteCounts, SiteUpdate
 from nosology.models.hmhan.encoder_states import encoder_fingerprint
 from nosology.models.hmhan.hmhan_decision import mask_by_date
 from nosology.models.hmhan.hmhan_ensemble import HmhanEnsembleTrainer
@@ -42,10 +39,9 @@ from nosology.models.hmhan.hmhan_net import HmhanEnsemble, HmhanNet
 from nosology.models.hmhan.report_batches import ReportBatchBuilder, ReportDataset
 from nosology.models.hmhan.report_features import MetadataColumns, column_number
 from nosology.training.calibration import EXCLUDED_LOGIT, PlattScaling
-from nosology.training.epoch_range import train_epoch_range
 from nosology.training.examples import Examples, codes_in_systems
 from nosology.training.inference import default_device
-from nosology.training.trainer import make_adamw, make_batch_plan
+from nosology.training.trainer import make_batch_plan
 
 REPORT_PREPROCESSING = "reports with marks of negation and context, states of a frozen encoder"
 _ENCODER = "encoder."  # in the names of weights of a net
@@ -218,11 +214,8 @@ class HmhanSite:
         settings, federation = loop_settings(recipe), recipe.federation
         lengths = np.array([max(1, len(report)) for report in train.reports])
         plan = make_batch_plan(lengths, train.versions, settings, seed, self.device)
-        optimizer = make_adamw([[p for p in net.parameters() if p.requires_grad]], settings)
-        load_optimizer_state(net, optimizer, state)
-        epochs, penalty = round_epochs(federation, round_number), proximal_term(net, federation)
-        loss = train_epoch_range(net, plan, batches.build, None, settings, epochs, optimizer, penalty)
-        return loss, kept_optimizer_state(net, optimizer, federation)
+        epochs = round_epochs(federation, round_number)
+        return train_net(net, plan, (batches.build, None), settings, epochs, federation, state)
 
     def evaluate(
         self,

@@ -25,8 +25,8 @@ from nosology.training.calibration import PlattScaling
 if TYPE_CHECKING:
     from flwr.app import Message, RecordDict
 
-    from nosology.federated.rounds.federated_site import SiteCounts, SiteUpdate
     from nosology.federated.rounds.federation_setup import FederationSetup, SiteMetadata
+    from nosology.federated.rounds.site_results import SiteCounts, SiteUpdate
 
 LEARNERS: dict[str, str] = {
     "heads": "nosology.federated.rounds.heads_learner:HeadsLearner",

@@ -19,9 +19,9 @@ from nosology.core.errors import printable
 from nosology.core.label_space import LabelSpace
 from nosology.federated.federation_settings import FederationSettings
 from nosology.federated.rounds.compression import compressed_names, decompress
-from nosology.federated.rounds.federated_site import SiteCounts, SiteUpdate
 from nosology.federated.rounds.federation_setup import Arrays
 from nosology.federated.rounds.learner import HEAD_ROWS, LabelRows
+from nosology.federated.rounds.site_results import SiteCounts, SiteUpdate
 from nosology.models.heads.feature_statistics import FeatureStatistics
 
 ARRAYS, CONFIG, METRICS, PACKED = "arrays", "config", "metrics", "packed"  # records of a message

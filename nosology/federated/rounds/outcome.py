@@ -12,10 +12,10 @@ from nosology.core.files import atomic_file
 from nosology.corpora.corpus import Corpus
 from nosology.evaluation.decision import UNTUNED, Decision
 from nosology.federated.federation_settings import FederatedRecipe
-from nosology.federated.rounds.federated_site import SiteCounts
 from nosology.federated.rounds.federation_setup import HISTORY, PLOT, FederationSetup, RoundCheckpoint
 from nosology.federated.rounds.learner import learner_of
 from nosology.federated.rounds.robust_updates import format_shares
+from nosology.federated.rounds.site_results import SiteCounts
 from nosology.models.bundle import Bundle
 from nosology.models.neural import CalibratedNet
 from nosology.models.train import provenance

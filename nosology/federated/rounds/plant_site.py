@@ -18,18 +18,11 @@ from torch import nn
 from nosology.core.label_space import LabelSpace, column_sums
 from nosology.encoders.tokenizers import Vocabulary, WordTokenizer
 from nosology.federated.federation_settings import FederatedPlantRecipe
-from nosology.federated.rounds.federated_site import (
-    SiteUpdate,
-    kept_optimizer_state,
-    load_optimizer_state,
-    loop_settings,
-    proximal_term,
-    restore_unused_labels,
-    round_epochs,
-)
 from nosology.federated.rounds.federation_setup import Arrays
 from nosology.federated.rounds.learner import LabelRows
+from nosology.federated.rounds.local_training import loop_settings, restore_unused_labels, round_epochs, train_net
 from nosology.federated.rounds.personal_layers import mark, marked
+from nosology.federated.rounds.site_results import SiteUpdate
 from nosology.federated.rounds.word_site import WordSite, net_weights
 from nosology.models.neural import NeuralModel
 from nosology.models.neural_trainer import Targets, TokenizedNotes
@@ -41,9 +34,8 @@ from nosology.models.plant.plant_trainer import (
     word_presence,
 )
 from nosology.models.plant.relevance import Relevance
-from nosology.training.epoch_range import train_epoch_range
 from nosology.training.recipe_settings import TrainerSettings
-from nosology.training.trainer import make_adamw, make_batch_plan
+from nosology.training.trainer import make_batch_plan
 
 WORD_SHARE, CODE_SHARE, BOTH_SHARE = "relevance.words", "relevance.codes", "relevance.both"  # of the notes of a site
 RELEVANCE = "relevance/"  # before the names of the arrays of a `Relevance`
@@ -133,14 +125,12 @@ class PlantSite(WordSite):
                 for name, array in marked(weights, prefix).items():
                     parameters[name].copy_(torch.from_numpy(np.array(array)))
             net.to(self.device)
-            optimizer = make_adamw([list(net.parameters())], settings)
-            load_optimizer_state(net, optimizer, marked(state, prefix) or None)
             part = range((round_number - 1) * epochs, round_number * epochs)
-            penalty = proximal_term(net, recipe.federation)
-            batch = lambda rows, _, streams=streams: streams.batch(rows)  # noqa: E731
-            losses.append(train_epoch_range(net, plan, batch, None, settings, part, optimizer, penalty))
+            step = (lambda rows, _, streams=streams: streams.batch(rows), None)
+            loss, after = train_net(net, plan, step, settings, part, recipe.federation, marked(state, prefix))
+            losses.append(loss)
             trained |= mark(parameter_arrays(net), prefix)
-            kept |= mark(kept_optimizer_state(net, optimizer, recipe.federation), prefix)
+            kept |= mark(after, prefix)
         return SiteUpdate(self.name, trained, self.sizes["train"], float(np.mean(losses)), self.label_mask, kept)
 
     def _count(self, recipe: Any) -> SiteUpdate:
@@ -186,14 +176,13 @@ class PlantSite(WordSite):
         plan = make_batch_plan(batches.lengths, batches.groups, settings, recipe.seed, self.device)
         for number, net in enumerate(model.net.by_direction):
             groups, prefix = parameter_groups(net, recipe.rates), f"net{number}."
-            optimizer = make_adamw([group.parameters for group in groups], settings)
-            load_optimizer_state(net, optimizer, marked(state, prefix) or None)
             net.cache.clear()  # states of other weights
-            step = (batches.make_batch, batches.prepare_step)
-            epochs, penalty = round_epochs(federation, round_number), proximal_term(net, federation)
-            losses.append(train_epoch_range(net, plan, *step, settings, epochs, optimizer, penalty, groups))
+            step, epochs = (batches.make_batch, batches.prepare_step), round_epochs(federation, round_number)
+            before = marked(state, prefix)
+            loss, after = train_net(net, plan, step, settings, epochs, federation, before, groups)
             net.cache.clear()
-            kept |= mark(kept_optimizer_state(net, optimizer, federation), prefix)
+            losses.append(loss)
+            kept |= mark(after, prefix)
         model.weights_changed()
         trained = net_weights(model.net)
         restore_unused_labels(trained, weights, plant_label_rows(recipe, model.labels), self.label_mask)

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from nosology.federated.federation_settings import FederationSettings
-from nosology.federated.rounds.federated_site import SiteCounts, SiteUpdate
 from nosology.federated.rounds.federation_setup import Arrays
+from nosology.federated.rounds.site_results import SiteCounts, SiteUpdate
 
 KRUM = ("krum", "multi_krum")
 ROBUST = ("trimmed_mean", "median", *KRUM)  # strategies that compare sites

@@ -21,9 +21,10 @@ from nosology.corpora.splits import assign_sites
 from nosology.federated.federation_settings import FederatedHeadsRecipe, FederatedRecipe
 from nosology.federated.rounds import messages
 from nosology.federated.rounds.client_app import make_app
-from nosology.federated.rounds.federated_site import FederatedSite
+from nosology.federated.rounds.federation_loop import FederationLoop, Report, federation_output
 from nosology.federated.rounds.federation_modes import make_federation
-from nosology.federated.rounds.federation_server import FederationLoop, FlowerFederation, Report, federation_output
+from nosology.federated.rounds.federation_server import FlowerFederation
+from nosology.federated.rounds.heads_site import HeadsSite
 from nosology.federated.rounds.kept_state import FOLDER
 from nosology.federated.rounds.learner import LocalSite, learner_of
 from nosology.federated.rounds.participants import SiteGrid
@@ -161,29 +162,28 @@ def run_simulation(
     """
     (VectorizedFederation if engine == "vectorized" else FlowerFederation).check(recipe)
     with federation_output(out) as folder:
-        loop = _simulated_loop(corpora, site_of, recipe, folder, engine, report, personal_folder(out))
+        stored = recipe.vectors.cache if isinstance(recipe, FederatedHeadsRecipe) else ""
+        sites = simulated_sites(corpora, site_of, recipe, Path(stored or folder / VECTORS))
+        loop = _simulated_loop(sites, recipe, engine, report, personal_folder(out))
         bundle = loop.run_in(folder, out, corpora, notes_hash(corpora, site_of)).bundle
         clear_run_folder(folder, marked=True)
     return bundle
 
 
 def _simulated_loop(
-    corpora: Sequence[Corpus],
-    site_of: dict[str, str],
+    sites: Sequence[LocalSite],
     recipe: FederatedRecipe,
-    folder: Path,
     engine: Literal["flower", "vectorized"],
     report: Report,
     personal: Path,
 ) -> FederationLoop:
+    """The loop of these sites in this process. personal: folder of the personal layers."""
     federation = recipe.federation
-    stored = recipe.vectors.cache if isinstance(recipe, FederatedHeadsRecipe) else ""
-    sites = simulated_sites(corpora, site_of, recipe, Path(stored or folder / VECTORS))
     count = max(1, sum(site.sizes["train"] >= federation.min_site_notes for site in sites))
     limits = {"min_sites": min(federation.min_sites, count), "quorum": min(federation.quorum, count)}
     recipe = recipe.model_copy(update={"federation": federation.model_copy(update=limits)})
     if engine == "vectorized" and isinstance(recipe, FederatedHeadsRecipe):  # its `check` has refused other kinds
-        return VectorizedFederation([site for site in sites if isinstance(site, FederatedSite)], recipe, report)
+        return VectorizedFederation([site for site in sites if isinstance(site, HeadsSite)], recipe, report)
     if federation.mode == "async":
         from nosology.federated.rounds.virtual_clock import virtual_grid
 

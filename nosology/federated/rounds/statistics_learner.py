@@ -24,7 +24,6 @@ from nosology.federated.federation_settings import FederatedStatisticsRecipe, St
 from nosology.federated.privacy.dp_sgd import secure_generator
 from nosology.federated.rounds import messages
 from nosology.federated.rounds.corpus_learner import CorpusLearner
-from nosology.federated.rounds.federated_site import SiteCounts, SiteUpdate, used_labels
 from nosology.federated.rounds.federation_setup import (
     Arrays,
     FederationSetup,
@@ -42,6 +41,8 @@ from nosology.federated.rounds.hashed_counts import (
     unpack_names,
 )
 from nosology.federated.rounds.learner import LabelRows
+from nosology.federated.rounds.local_training import used_labels
+from nosology.federated.rounds.site_results import SiteCounts, SiteUpdate
 from nosology.training.calibration import PlattScaling
 from nosology.training.examples import Examples, codes_in_systems
 from nosology.training.recipe_settings import LabelSettings
@@ -360,7 +361,7 @@ class StatisticsLearner(CorpusLearner[StatisticsSiteT, None], Generic[Statistics
         return self.site_class(name, notes, identity, self.preprocessing, self.recipe.labels)
 
     def report(self, site: StatisticsSiteT) -> RecordDict:
-        """Nothing: statistics are collected in stages."""
+        """An empty message: statistics are collected in stages."""
         return messages.make_content()
 
     def read_report(self, reply: Message | None, metadata: SiteMetadata) -> Any:

@@ -24,12 +24,13 @@ from nosology.federated.privacy.secure_aggregation import SecureSession
 from nosology.federated.privacy.secure_round import MASK, SecureRounds, request_digest
 from nosology.federated.privacy.secure_server import SecureServer
 from nosology.federated.rounds import messages, outcome
-from nosology.federated.rounds.federated_site import SiteCounts
-from nosology.federated.rounds.federation_server import FlowerFederation, Report
+from nosology.federated.rounds.federation_loop import Report
+from nosology.federated.rounds.federation_server import FlowerFederation
 from nosology.federated.rounds.federation_setup import Arrays
 from nosology.federated.rounds.hashed_counts import sparse_sum
 from nosology.federated.rounds.outcome import HistoryRow
 from nosology.federated.rounds.participants import SiteGrid, format_reasons
+from nosology.federated.rounds.site_results import SiteCounts
 from nosology.federated.rounds.statistics_learner import StatisticsLearner
 from nosology.models.bundle import Bundle
 from nosology.training.calibration import PlattScaling
@@ -198,7 +199,7 @@ class StatisticsFederation(FlowerFederation):
     def finish(self, corpora: Sequence[Corpus]) -> Bundle:
         """The bundle; a threshold that was found on held-out train notes has priority over that of dev notes."""
         number, weights = self.checkpoint.number, self.checkpoint.weights
-        if self._dev is None and not self.cut_off:
+        if self._dev is None and not self.has_expired:
             self._wait_for_sites(number)
         is_tuned = "threshold" in weights or isinstance(self.recipe.decision.threshold, float)
         dev = self._dev_counts(needed=not is_tuned)

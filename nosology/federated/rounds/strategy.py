@@ -27,7 +27,6 @@ from flwr.serverapp.strategy.fedopt import FedOpt
 
 from nosology.federated.federation_settings import FederationSettings
 from nosology.federated.rounds import messages
-from nosology.federated.rounds.federated_site import SiteUpdate
 from nosology.federated.rounds.federation_setup import Arrays
 from nosology.federated.rounds.learner import HEAD_ROWS, LabelRows
 from nosology.federated.rounds.robust_updates import (
@@ -40,6 +39,7 @@ from nosology.federated.rounds.robust_updates import (
     merge_shares,
     trimmed_sites,
 )
+from nosology.federated.rounds.site_results import SiteUpdate
 from nosology.training.batch_plan import derive_seed
 
 # tau of FedAdam and FedYogi is added to the root of the second moment, so it damps small updates. Sites with AdamW move

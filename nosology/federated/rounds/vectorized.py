@@ -18,13 +18,7 @@ from torch.func import functional_call, vmap
 from nosology.core import ConfigError, FederationError
 from nosology.federated.federation_settings import FederatedHeadsRecipe, FederatedRecipe, PrivacySettings
 from nosology.federated.rounds import outcome
-from nosology.federated.rounds.federated_site import (
-    FederatedSite,
-    SiteCounts,
-    loop_settings,
-    round_epochs,
-)
-from nosology.federated.rounds.federation_server import FederationLoop, Report
+from nosology.federated.rounds.federation_loop import FederationLoop, Report
 from nosology.federated.rounds.federation_setup import (
     Arrays,
     FederationSetup,
@@ -33,8 +27,11 @@ from nosology.federated.rounds.federation_setup import (
     too_few_notes,
 )
 from nosology.federated.rounds.heads_learner import initial_head
+from nosology.federated.rounds.heads_site import HeadsSite
 from nosology.federated.rounds.learner import HEAD_ROWS
+from nosology.federated.rounds.local_training import loop_settings, round_epochs
 from nosology.federated.rounds.outcome import HistoryRow
+from nosology.federated.rounds.site_results import SiteCounts
 from nosology.models.bundle import Bundle
 from nosology.models.heads.heads_net import HeadNet, VectorBatch, VectorNotes, dropout_seed, make_plan
 from nosology.training.batch_plan import BatchPlan
@@ -73,9 +70,7 @@ def check_vectorized(recipe: FederatedRecipe) -> None:
 class VectorizedFederation(FederationLoop):
     """A federation of sites in this process. Sites with equally many steps per epoch are trained together."""
 
-    def __init__(
-        self, sites: Sequence[FederatedSite], recipe: FederatedHeadsRecipe, report: Report = lambda line: None
-    ):
+    def __init__(self, sites: Sequence[HeadsSite], recipe: FederatedHeadsRecipe, report: Report = lambda line: None):
         super().__init__(recipe, report)
         self.heads_recipe = recipe
         minimum, sizes = self.settings.min_site_notes, {site.name: len(site.notes["train"].codes) for site in sites}
@@ -107,7 +102,7 @@ class VectorizedFederation(FederationLoop):
         self.sites = [site for site in self.sites if site.name in self.setup.metadata]
         self.device, self.net = self.sites[0].device, initial_head(self.setup).to(self.sites[0].device)
         settings, seed = loop_settings(self.recipe), self.recipe.seed
-        groups: dict[int, list[FederatedSite]] = defaultdict(list)
+        groups: dict[int, list[HeadsSite]] = defaultdict(list)
         for site in self.sites:
             site.configure(self.setup.labels, self.setup.inputs)
             groups[len(make_plan(len(site.tensors("train")), settings, seed))].append(site)

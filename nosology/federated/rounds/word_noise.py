@@ -54,17 +54,21 @@ class WordNoise:
         """The epsilon of a report, at delta."""
         return gaussian_epsilon(self.multiplier, self.delta / 2)
 
-    def report(self, words: list[str], patients: Iterable[np.ndarray], rng: np.random.Generator) -> dict[str, int]:
-        """The noisy counts of words above the threshold. patients: the different words of each, as numbers."""
-        counts, known = np.zeros(len(words)), 0
+    def report(
+        self, words: list[str], patients: Iterable[np.ndarray], notes: int, rng: np.random.Generator
+    ) -> dict[str, int]:
+        """The noisy counts of words above the threshold. patients: the different words of each, as numbers.
+
+        notes: which the site reports anyway; no count is larger. The number of patients would be told by a limit at it.
+        """
+        counts = np.zeros(len(words))
         for numbers in patients:
             if len(numbers) > self.limit:
                 numbers = rng.choice(numbers, self.limit, replace=False)
             counts[numbers] += 1
-            known += 1
         noisy = counts + self.deviation * rng.standard_normal(len(counts))
         chosen = np.flatnonzero((counts > 0) & (noisy >= self.threshold))
-        values = np.clip(np.rint(noisy[chosen]), self.min_count, max(known, self.min_count)).astype(int)
+        values = np.clip(np.rint(noisy[chosen]), self.min_count, max(notes, self.min_count)).astype(int)
         return dict(sorted(zip((words[number] for number in chosen), values.tolist())))
 
 

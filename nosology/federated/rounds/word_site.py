@@ -22,19 +22,16 @@ from nosology.encoders.tokenizers import PAD, UNKNOWN, Vocabulary, WordTokenizer
 from nosology.encoders.word_vectors import train_matrices
 from nosology.federated.federation_settings import FederatedDualLaatRecipe, FederatedWordRecipe
 from nosology.federated.privacy.dp_sgd import secure_generator
-from nosology.federated.rounds.federated_site import (
-    SiteCounts,
-    SiteUpdate,
-    kept_optimizer_state,
-    load_optimizer_state,
-    loop_settings,
-    proximal_term,
-    restore_unused_labels,
-    round_epochs,
-    used_labels,
-)
 from nosology.federated.rounds.federation_setup import Arrays, SiteMetadata, embedder_key, reported_codes
 from nosology.federated.rounds.learner import LabelRows
+from nosology.federated.rounds.local_training import (
+    loop_settings,
+    restore_unused_labels,
+    round_epochs,
+    train_net,
+    used_labels,
+)
+from nosology.federated.rounds.site_results import SiteCounts, SiteUpdate
 from nosology.federated.rounds.word_noise import WordNoise
 from nosology.models.dual_laat.dual_laat_trainer import build_dual_laat
 from nosology.models.laat.laat_trainer import build_laat
@@ -42,11 +39,10 @@ from nosology.models.neural import NeuralModel
 from nosology.models.neural_trainer import LabelBatches, Targets, TokenizedNotes
 from nosology.training.batch_plan import derive_seed
 from nosology.training.calibration import EXCLUDED_LOGIT, PlattScaling
-from nosology.training.epoch_range import train_epoch_range
 from nosology.training.examples import Examples, codes_in_systems
 from nosology.training.inference import default_device
 from nosology.training.recipe_settings import LabelSettings
-from nosology.training.trainer import make_adamw, make_batch_plan
+from nosology.training.trainer import make_batch_plan
 
 WORD_PREPROCESSING = "lower-case words of the text as given"
 VECTORS, CONTEXTS = "word2vec.vectors", "word2vec.contexts"  # weights of the rounds of word2vec
@@ -145,7 +141,7 @@ class WordSite:
 
     def noisy_word_counts(self, noise: WordNoise) -> dict[str, int]:
         """The words that a site reports with noise, with their noisy number of patients."""
-        return noise.report(*self._words_of_patients(), secure_generator())
+        return noise.report(*self._words_of_patients(), self.sizes["train"], secure_generator())
 
     def _words_of_patients(self) -> tuple[list[str], list[np.ndarray]]:
         """The words of train notes, and for each patient the numbers of the different words of all notes."""
@@ -237,13 +233,9 @@ class WordSite:
         net, settings, federation = model.net, loop_settings(recipe), recipe.federation
         batches = self._batches(model, targets)
         plan = make_batch_plan(batches.lengths, batches.groups, settings, recipe.seed, self.device)
-        optimizer = make_adamw([list(net.parameters())], settings)
-        load_optimizer_state(net, optimizer, optimizer_state)
-        epochs, penalty = round_epochs(federation, round_number - before), proximal_term(net, federation)
-        step = (batches.make_batch, batches.prepare_step)
-        loss = train_epoch_range(net, plan, *step, settings, epochs, optimizer, penalty)
+        epochs, step = round_epochs(federation, round_number - before), (batches.make_batch, batches.prepare_step)
+        loss, state = train_net(net, plan, step, settings, epochs, federation, optimizer_state)
         model.weights_changed()
-        state = kept_optimizer_state(net, optimizer, federation)
         trained = net_weights(net)
         restore_unused_labels(trained, weights, word_label_rows(recipe, model.labels), self.label_mask)
         return SiteUpdate(self.name, trained, self.sizes["train"], loss, self.label_mask, state)

@@ -15,8 +15,8 @@ const cards = () => [...panel().querySelectorAll(".card")]; // chosen, open, the
 const card = (key) => panel().querySelector(`.card[data-key="${CSS.escape(key)}"]`);
 const closed = () => ["done", "preaccepted", "closed"].includes(panel().dataset.status);
 
-/** Selects a code: its card, and its evidence in the note. */
-export function select(key, { focus = true, jump = true } = {}) {
+/** Selects a code: its card, and its evidence in the note. jump: to its evidence. scroll: to its card. */
+export function select(key, { focus = true, jump = true, scroll = true } = {}) {
   now = key;
   shown = -1;
   for (const other of panel().querySelectorAll(".card")) {
@@ -32,7 +32,7 @@ export function select(key, { focus = true, jump = true } = {}) {
   chosen?.closest("details")?.setAttribute("open", "");
   if (chosen && focus) chosen.focus({ preventScroll: true });
   if (chosen && chosen === cards()[0]) panel().scrollTop = 0; // show what is above the first code, if there is room
-  if (chosen) chosen.scrollIntoView({ block: "nearest" });
+  if (chosen && scroll) chosen.scrollIntoView({ block: "nearest" });
   if (jump) place(1, false);
 }
 
@@ -393,6 +393,7 @@ if (find && sessionStorage.getItem(typed)) {
 }
 document.addEventListener("input", (event) => { if (event.target.id === "find") sessionStorage.setItem(typed, event.target.value); });
 
-const first = panel().querySelector(".open .card") ?? cards()[0];
-if (first) select(first.dataset.key, { focus: false, jump: false });
+const first = (closed() ? null : panel().querySelector(".open .card")) ?? cards()[0];
+const scrolls = panel().scrollHeight > panel().clientHeight; // on a narrow screen it is below the text, with which the page opens
+if (first) select(first.dataset.key, { focus: false, jump: false, scroll: scrolls });
 document.body.addEventListener("htmx:afterSettle", () => { if (now === null && cards().length) select(cards()[0].dataset.key, { focus: false, jump: false }); });

@@ -41,10 +41,10 @@ from nosology.federated.deploy.superlink import (
     follow_run,
 )
 from nosology.federated.privacy.budget_ledger import BudgetLedger
-from nosology.federated.rounds.federated_site import FederatedSite
 from nosology.federated.rounds.federation_modes import make_federation
 from nosology.federated.rounds.federation_server import FlowerFederation
 from nosology.federated.rounds.federation_setup import ROUND_FILE
+from nosology.federated.rounds.heads_site import HeadsSite
 from nosology.federated.rounds.learner import SiteFiles
 from nosology.federated.rounds.lexicon_learner import LexiconLearner
 from nosology.federated.rounds.personal_layers import load_personal
@@ -80,7 +80,7 @@ def train_in_one_process(federation: Federation, out: Path) -> Bundle:
     torch.set_num_threads(1)
     embedder = EmbedderSettings(model=str(federation.folder / "embedder"))
     sites = [
-        FederatedSite.open(name, [federation.folder / name / "corpus"], federation.folder / name / "cache", embedder)
+        HeadsSite.open(name, [federation.folder / name / "corpus"], federation.folder / name / "cache", embedder)
         for name in NOTES
     ]
     settings = ["embedder.model=embedder", "model.widths=[16]", "training.batch=8", f"federation.rounds={ROUNDS}"]

@@ -16,11 +16,11 @@ from nosology.federated.privacy.dp_sgd import PrivacyAccountant
 from nosology.federated.privacy.masking import from_fixed_point, to_fixed_point
 from nosology.federated.privacy.secure_round import from_vector, to_vector, vector_size
 from nosology.federated.privacy.site_noise import PrivacyBudget, clip_update, update_norm, weight_difference
-from nosology.federated.rounds.federated_site import SiteUpdate
 from nosology.federated.rounds.federation_server import FlowerFederation
 from nosology.federated.rounds.messages import ARRAYS, CONFIG, TRAIN, from_record, make_content
 from nosology.federated.rounds.simulation import InProcessGrid, simulation_grid
 from nosology.federated.rounds.site_policy import read_recipe
+from nosology.federated.rounds.site_results import SiteUpdate
 from tests.federated.small_hospitals import CODES, recipe, site, sites
 
 STAGES = ["query.secure_keys", "query.secure_shares", "train.secure", "query.secure_confirm", "query.secure_unmask"]

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from nosology.core.label_space import LabelSpace
-from nosology.federated.rounds.federated_site import SiteCounts
 from nosology.federated.rounds.messages import (
     CONFIG,
     MAX_REASON,
@@ -27,6 +26,7 @@ from nosology.federated.rounds.messages import (
     read_statistics,
     unpack_message,
 )
+from nosology.federated.rounds.site_results import SiteCounts
 from nosology.models.heads.feature_statistics import FeatureStatistics
 from nosology.training.calibration import PlattScaling
 from tests.federated.small_hospitals import CODES, DIM, notes

@@ -16,7 +16,6 @@ from nosology.core import ConfigError
 from nosology.core.label_space import LabelSpace
 from nosology.federated.deploy.federation_status import Traffic, make_status, status_text
 from nosology.federated.federation_settings import FederationSettings
-from nosology.federated.rounds.federated_site import SiteCounts, SiteUpdate
 from nosology.federated.rounds.federation_server import FlowerFederation
 from nosology.federated.rounds.messages import to_record
 from nosology.federated.rounds.robust_updates import (
@@ -28,6 +27,7 @@ from nosology.federated.rounds.robust_updates import (
     select_counts,
 )
 from nosology.federated.rounds.simulation import simulation_grid
+from nosology.federated.rounds.site_results import SiteCounts, SiteUpdate
 from nosology.federated.rounds.strategy import ValidatingStrategy
 from nosology.federated.rounds.vectorized import VectorizedFederation
 from nosology.models.bundle import Bundle

@@ -9,9 +9,9 @@ import torch
 from nosology.core import Code, ConfigError, FederationError, OutputError
 from nosology.core.files import exclusive_output
 from nosology.federated.federation_settings import FederatedHeadsRecipe
-from nosology.federated.rounds.federated_site import FederatedSite
 from nosology.federated.rounds.federation_server import FlowerFederation
 from nosology.federated.rounds.federation_setup import embedder_key
+from nosology.federated.rounds.heads_site import HeadsSite
 from nosology.federated.rounds.simulation import simulation_grid
 from nosology.federated.rounds.vectorized import VectorizedFederation, VectorizedSites
 from nosology.models.heads.heads_net import CodedVectors, VectorNotes, build_head, train_epochs
@@ -23,7 +23,7 @@ DIM = 8
 IDENTITY = {"model": "none", "dim": DIM}
 
 
-def sites(sizes: list[int], without: int | None = None) -> list[FederatedSite]:
+def sites(sizes: list[int], without: int | None = None) -> list[HeadsSite]:
     """Sites with these numbers of train notes; site number `without` has no procedure codes."""
     directions = np.random.default_rng(0).normal(size=(DIM, len(CODES)))
     hospitals = []
@@ -35,7 +35,7 @@ def sites(sizes: list[int], without: int | None = None) -> list[FederatedSite]:
             true = vectors @ directions + rng.normal(0, 0.3, size=(size, len(CODES))) > 0.4
             true[:, 6] &= i != without
             parts[split] = CodedVectors(vectors, [tuple(c for c, hit in zip(CODES, row) if hit) for row in true])
-        hospitals.append(FederatedSite(f"site-{i}", IDENTITY, embedder_key(IDENTITY), parts, None, torch.device("cpu")))
+        hospitals.append(HeadsSite(f"site-{i}", IDENTITY, embedder_key(IDENTITY), parts, None, torch.device("cpu")))
     return hospitals
 
 

@@ -6,12 +6,14 @@ import math
 
 import numpy as np
 import pytest
+from flwr.app import Message
 from scipy.integrate import quad
 from scipy.stats import norm
 
 from nosology.federated.federation_settings import FederationSettings
 from nosology.federated.privacy.dp_sgd import PrivacyAccountant
 from nosology.federated.rounds.federation_server import FlowerFederation
+from nosology.federated.rounds.messages import STATISTICS, get_value, make_content
 from nosology.federated.rounds.simulation import simulation_grid
 from nosology.federated.rounds.word_noise import WordNoise, gaussian_epsilon
 from tests.federated.rounds.test_word_learner import SECRET, corpus, recipe, sites_of  # noqa: F401 (a fixture)
@@ -40,7 +42,7 @@ def test_word_of_one_patient_passes_with_probability_delta_at_most():
     assert passes == pytest.approx(0.1)
     words, patient = [f"w{i}" for i in range(30)], [np.arange(30)]
     rng = np.random.default_rng(0)
-    found = [bool(wide.report(words, patient, rng)) for _ in range(4000)]
+    found = [bool(wide.report(words, patient, 100, rng)) for _ in range(4000)]
     assert np.mean(found) == pytest.approx(0.1, abs=0.02)
 
 
@@ -48,19 +50,26 @@ def test_patient_counts_for_limited_words_and_noise_has_its_deviation():
     rng = np.random.default_rng(0)
     words = [f"w{i}" for i in range(1000)]
     patients = [np.arange(1000)] * 30_000  # each counts for 20 of 1000 words: about 600 patients of a word
-    counts = np.array(list(NOISE.report(words, patients, rng).values()))
+    counts = np.array(list(NOISE.report(words, patients, 10**6, rng).values()))
     assert len(counts) == 1000 and counts.sum() == pytest.approx(600_000, rel=0.002)
     one_each = [np.array([i % 1000]) for i in range(200_000)]  # exactly 200 patients of a word
-    counts = np.array(list(NOISE.report(words, one_each, rng).values()))
+    counts = np.array(list(NOISE.report(words, one_each, 10**6, rng).values()))
     assert len(counts) == 1000 and counts.mean() == pytest.approx(200, abs=0.6)
     assert counts.std() == pytest.approx(NOISE.deviation, rel=0.1)
 
 
 def test_counts_are_within_what_the_server_accepts():
     patients = [np.arange(5)] * 40
-    counts = NOISE.report([f"w{i}" for i in range(9)], patients, np.random.default_rng(1))
+    counts = NOISE.report([f"w{i}" for i in range(9)], patients, 40, np.random.default_rng(1))
     assert set(counts) <= {f"w{i}" for i in range(5)} and counts
     assert all(type(n) is int and 2 <= n <= 40 for n in counts.values())
+
+
+def test_words_of_all_patients_do_not_tell_how_many_there_are():
+    """The noise of such a word must go up as often as down: a limit at the number of patients would be exact."""
+    noise, patients = WordNoise(multiplier=2.0, limit=50, delta=1e-5, min_count=2), [np.arange(50)] * 3_000
+    counts = noise.report([f"w{i}" for i in range(50)], patients, 9_000, np.random.default_rng(3)).values()
+    assert len(counts) == 50 and 15 < sum(count > 3_000 for count in counts) < 35
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.2])
@@ -77,6 +86,22 @@ def test_federation_with_noisy_words(corpus, tmp_path, noise):  # noqa: F811
         assert facts["word_epsilon"] == expected.epsilon == gaussian_epsilon(0.2, 0.2)
     else:
         assert "clinic" in words and "word_epsilon" not in facts
+
+
+def test_a_site_reports_words_with_noise_once_in_a_run(corpus):  # noqa: F811
+    """A server that asks again gets no fresh noise, of which it could take the mean."""
+    noisy = ("federation.privacy.word_noise=0.2", "federation.privacy.word_limit=4", "federation.privacy.delta=0.4")
+    settings = recipe("caml", *noisy)
+    grid = simulation_grid(sites_of(corpus, settings))
+
+    def ask(asked):
+        content = make_content(recipe=asked.model_dump(mode="json"))
+        return grid.send_and_receive([Message(content, grid.get_node_ids()[0], STATISTICS)])[0]
+
+    first, *others = [get_value(ask(settings).content, "words") for _ in range(5)]
+    assert first and others == [first] * 4
+    changed = recipe("caml", *noisy[:2], "federation.privacy.delta=0.3")
+    assert "in this run, for another recipe" in ask(changed).error.reason
 
 
 def test_settings_without_noise():

@@ -12,7 +12,9 @@ from nosology.core import Code, ConfigError, DataError
 from nosology.core.label_space import LabelSpace, label_versions, mask_other_versions, note_versions
 from nosology.evaluation import brief, evaluate
 from nosology.federated.federation_settings import FederatedHeadsRecipe, FederationSettings
-from nosology.federated.rounds.federated_site import FederatedSite, SiteCounts, loop_settings
+from nosology.federated.rounds.heads_site import HeadsSite
+from nosology.federated.rounds.local_training import loop_settings
+from nosology.federated.rounds.site_results import SiteCounts
 from nosology.models.heads.heads_net import CodedVectors, build_head, train_epochs
 from nosology.models.heads.heads_settings import HeadShape
 from nosology.training.calibration import PlattScaling
@@ -38,11 +40,11 @@ def embedded(n: int, seed: int, codes=CODES) -> CodedVectors:
     )
 
 
-def site(name: str = "a", seed: int = 1, codes=CODES, code_list=None) -> FederatedSite:
+def site(name: str = "a", seed: int = 1, codes=CODES, code_list=None) -> HeadsSite:
     notes = {
         split: embedded(n, seed + i, codes) for i, (split, n) in enumerate((("train", 60), ("dev", 30), ("test", 25)))
     }
-    return FederatedSite(name, {"model": "none"}, "k", notes, code_list, torch.device("cpu"))
+    return HeadsSite(name, {"model": "none"}, "k", notes, code_list, torch.device("cpu"))
 
 
 @pytest.fixture
@@ -115,7 +117,7 @@ def test_fedsgd_does_not_depend_on_the_partition():
     def trained(rows: slice) -> dict[str, np.ndarray]:
         train = pooled.notes["train"]
         part = {"train": CodedVectors(train.vectors[rows], train.codes[rows])}
-        result = FederatedSite("part", {"model": "none"}, "k", pooled.notes | part, None, torch.device("cpu"))
+        result = HeadsSite("part", {"model": "none"}, "k", pooled.notes | part, None, torch.device("cpu"))
         result.configure(LabelSpace(CODES), scaler)
         return result.train(first, no_dropout, 1).arrays
 
