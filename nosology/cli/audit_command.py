@@ -10,6 +10,7 @@ import typer
 
 from nosology.cli.command_group import refuse_unused
 from nosology.core import BundleError, ConfigError, DataError
+from nosology.core.errors import printable
 from nosology.core.progress import progress
 
 
@@ -111,6 +112,8 @@ def audit(
     with exclusive_output(out):
         folder = AuditFolder(out, settings)
         given = read_audit_input(notes, bills, folder.done)
+        for error in given.malformed:
+            typer.echo(f"caution: {error}; the row is left out, also of an encounter with more rows", err=True)
         bundle = str(coder if is_day_one(coder) else coder.absolute())
         options = {"bundle": bundle, "reference": reference, "min_confidence": min_confidence, "weights": weights}
         options["support"] = str(auditor.absolute()) if auditor else None
@@ -125,6 +128,8 @@ def audit(
             freeze_objects()
             records = loaded.audit_all(given.encounters, workers)
         for record in progress(records, "auditing", total=len(given.encounters), unit="encounters"):
+            if error := record.get("error"):
+                typer.echo(f"caution: {printable(str(record['id']))} is not audited: {printable(error)}", err=True)
             folder.append(record)
         summary = folder.finish(given.counts)
     found = sum(summary["kinds"].values())
@@ -134,3 +139,5 @@ def audit(
     for name, number in given.counts.items():
         if number:
             typer.echo(f"caution: {number:,} {name.replace('_', ' ')}", err=True)
+    if failed or given.malformed:
+        raise typer.Exit(1)

@@ -119,6 +119,36 @@ def test_what_is_no_text_is_named_and_the_others_have_their_codes(run, request, 
     assert code == 1 and "\n4: 1 code" in out and "\n3: " not in out and "page.txt" not in out
 
 
+MALFORMED_ROWS = {
+    "notes.csv": ("id,text\na,type 2 diabetes\nb,{0},{0}\n{0}\nc,type 2 diabetes\n", (3, 4)),
+    "notes.jsonl": (
+        '{{"id": "{0}\n{{"id": "a", "text": "type 2 diabetes"}}\n["{0}"]\n{{"id": "{0}", "text": 7}}\n'
+        '{{"id": "c", "text": "type 2 diabetes"}}\n',
+        (1, 3, 4),
+    ),
+}
+
+
+@pytest.mark.parametrize("command", [["code", "day-one", "--json"], ["claim", "--json"]], ids=lambda words: words[0])
+@pytest.mark.parametrize("name", MALFORMED_ROWS)
+def test_malformed_rows_are_named_and_the_other_notes_have_their_codes(run, tmp_path, command, name):
+    content, rows = MALFORMED_ROWS[name]
+    (tmp_path / name).write_text(content.format(SECRET))
+    code, out, err = run(*command, tmp_path / name)
+    assert code == 1 and [json.loads(line)["id"] for line in out.splitlines()] == ["a", "c"]
+    *cautions, last = err.splitlines()
+    assert [line.partition(": ")[2].split(":")[0] for line in cautions] == [f"{name} row {row}" for row in rows]
+    assert all(line.endswith("; the row is left out") for line in cautions) and SECRET not in out + err
+    assert last == f"caution: {len(rows)} notes could not be used"
+
+
+def test_explain_goes_on_after_a_malformed_row(run, small_bundle, tmp_path):
+    (tmp_path / "notes.csv").write_text(f"id,text\n1,type 2 diabetes\n{SECRET}\n2,type 2 diabetes\n")
+    code, out, err = run("explain", small_bundle, tmp_path / "notes.csv", "--code", "E11.9", "--json")
+    assert code == 1 and [json.loads(line)["note"] for line in out.splitlines()] == ["1", "2"]
+    assert "notes.csv row 3: must have 2 fields, as the header; got 1 field" in err and SECRET not in out + err
+
+
 def test_repeated_ids_are_counted_by_file(run, small_bundle, tmp_path):
     for name, ids in {"once.csv": "1 2", "twice.csv": "3 3 4", "again.csv": "1 3 5"}.items():
         (tmp_path / name).write_text("id,text\n" + "".join(f"{i},diabetes\n" for i in ids.split()))
@@ -210,7 +240,6 @@ def test_settings_when_coding(run, small_bundle, tmp_path):
         (["code", "/no/bundle", "{note}"], "is no bundle: it holds no bundle.json"),
         (["code", "{bundle}", "/no/note.txt"], "no such file: /no/note.txt"),
         (["code", "{bundle}", "{note}", "--release", "1066"], "release must be one of"),
-        (["code", "{bundle}", "{broken}"], "broken.jsonl row 2"),
         (["code", "{bundle}", "{note}", "--system", "icd11"], "system must be one of icd9cm"),
         (["code", "{bundle}", "{note}", "--codes", "{codes}"], "it knows only the codes it was trained on"),
         (["code", "{bundle}", "{note}", "--codes", "{broken}"], "must name the columns code, description, system"),
