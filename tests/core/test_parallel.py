@@ -66,9 +66,10 @@ def test_processes_end_when_the_first_one_is_killed(blocked, pause):
 
 
 INTERRUPTED = """
-import sys, time
+import sys, time, warnings
 from nosology.core.parallel import parallel_map
 
+warnings.simplefilter("ignore")  # those of libraries, as the command line does
 try:
     list(parallel_map(time.sleep, [(30,)] * 8, 4))
 except KeyboardInterrupt:

@@ -71,8 +71,9 @@ class FederationLoop(ABC):
 
     def __init__(self, recipe: FederatedRecipe, report: Report):
         self.check(recipe)
-        self.recipe, self.settings, self.report = recipe, recipe.federation, report
-        self.learner = learner_of(recipe)
+        self.recipe = outcome.with_resolved_precision(recipe)
+        self.settings, self.report = recipe.federation, report
+        self.learner = learner_of(self.recipe)
         self.rounds = self.learner.rounds
         self.refused: dict[str, str] = {}  # sites that do not take part, and why
         self._dev: SiteCounts | None = None  # of all sites, after the last round
@@ -203,7 +204,7 @@ class FlowerFederation(FederationLoop):
 
     def __init__(self, grid: SiteGrid, recipe: FederatedRecipe, report: Report = lambda line: None):
         super().__init__(recipe, report)
-        self.participants = Participants(grid, recipe)
+        self.participants = Participants(grid, self.recipe)
         self.refused = self.participants.refused
         self.strategy = ValidatingStrategy(self.settings, recipe.seed)
 
