@@ -46,10 +46,11 @@ def gaps(
     from nosology.core.files import exclusive_output, sha256
     from nosology.core.forked_processes import forked_map, freeze_objects
     from nosology.core.parallel import cores
+    from nosology.corpora.validation import missing_file
     from nosology.serving.coder import Coder
 
     if not notes.is_file():
-        raise DataError(f"no such notes file: {notes}")
+        raise missing_file(notes, "notes file")
     weights = load_drg_weights(drg_weights or ())
     loaded = Coder.for_claims(coder, systems=["icd10cm"])
     if (kind := loaded.model.kind) != "lexicon":  # torch, if the coder has it, does not work in forked processes
@@ -77,6 +78,8 @@ def gaps(
                 typer.echo(f"caution: {printable(str(record['id']))} cannot be used: {printable(error)}", err=True)
             folder.append(record)
         summary = folder.finish({"repeated_ids": rows - len(ids), "malformed_rows": len(malformed)})
+    if not rows:
+        typer.echo(f"caution: {notes} has no note", err=True)
     typer.echo(f"{summary['encounters']:,} encounters, {summary['gaps']:,} gaps: {out / 'index.html'}")
     if failed := summary["not_used"]:
         typer.echo(f"caution: {failed:,} encounters could not be used: see error in {out / RECORDS}", err=True)

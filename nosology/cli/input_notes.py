@@ -16,6 +16,8 @@ import typer
 from nosology.core import DataError, Note
 from nosology.core.errors import printable
 
+NOTES_HELP = "Text files, notes files (.jsonl, .csv, .parquet), or - for standard input."
+
 
 class InputNote(NamedTuple):
     """A note and the file that it is from; a note with an error has no text, so that it costs nothing to code."""

@@ -20,6 +20,7 @@ from nosology.corpora.validation import (
     RecordValidator,
     check_columns,
     location,
+    missing_file,
     parse_split,
     parse_system,
     readable,
@@ -121,7 +122,7 @@ def _records(
     if file_format is None:
         raise DataError(f"{file}: a notes file must end in .jsonl, .csv, .tsv (each also .gz) or .parquet")
     if not file.exists():
-        raise DataError(f"{file}: no such notes file")
+        raise missing_file(file, "notes file")
     if file_format == "parquet":
         return _parquet_records(file)
     return (json_records if file_format == "json" else _table_records)(file, validator, malformed)

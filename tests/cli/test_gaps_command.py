@@ -165,3 +165,9 @@ def test_notes_that_cannot_be_read_are_named_and_the_others_have_their_gaps(run,
     assert (summary["encounters"], summary["not_used"], summary["malformed_rows"]) == (3, 1, 1)
     assert "1 malformed rows" in (out / "index.html").read_text("utf-8")
     assert run("gaps", "--notes", notes, "--out", out)[0] == 1  # all encounters are done
+
+
+def test_a_file_without_notes_is_named(run, tmp_path):
+    (tmp_path / "notes.csv").write_text("id,text\n", encoding="utf-8")
+    code, printed, err = run("gaps", "--notes", tmp_path / "notes.csv", "--out", tmp_path / "out")
+    assert code == 0 and "0 encounters" in printed and err == f"caution: {tmp_path / 'notes.csv'} has no note\n"

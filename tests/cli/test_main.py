@@ -240,6 +240,26 @@ def test_settings_when_coding(run, small_bundle, tmp_path):
         (["code", "/no/bundle", "{note}"], "is no bundle: it holds no bundle.json"),
         (["code", "{bundle}", "/no/note.txt"], "no such file: /no/note.txt"),
         (["code", "{bundle}", "{note}", "--release", "1066"], "release must be one of"),
+        (["gaps", "--notes", "{corpus}", "--out", "{out}"], "is a folder; give a notes file"),
+        (["audit", "--notes", "{corpus}", "--billed", "{codes}", "--out", "{out}"], "is a folder; give a notes file"),
+        (["audit", "--notes", "{broken}", "--billed", "{corpus}", "--out", "{out}"], "give a file of billed codes"),
+        (
+            ["audit", "--notes", "{broken}", "--billed", "{codes}", "--out", "{out}", "--claim-id", "x"],
+            "--claim-id must be one of account, record; got 'x'",
+        ),
+        (
+            ["audit", "--notes", "{broken}", "--billed", "{codes}", "--out", "{out}", "--claim-id", "record"],
+            "--claim-id has no effect for bills that are no 837 claims",
+        ),
+        (["corpus", "prepare", "table", "{corpus}/x.csv", "--out", "{out}"], "x.csv: no such notes file"),
+        (["train", "{binary}", "--corpus", "{corpus}", "--out", "{out}"], "cannot read the recipe"),
+        (["train", "{binary}", "--corpus", "{corpus}", "--out", "{out}"], "it is not text in UTF-8"),
+        (
+            ["explain", "{bundle}", "--corpus", "{corpus}", "--split", "tset"],
+            "split must be one of train, dev, test, all",
+        ),
+        (["explain", "{bundle}", "{note}", "--code", "Z99.999"], "code must be one that the coder knows"),
+        (["explain", "/no/bundle", "{note}"], "is no bundle: it holds no bundle.json"),
         (["code", "{bundle}", "{note}", "--system", "icd11"], "system must be one of icd9cm"),
         (["code", "{bundle}", "{note}", "--codes", "{codes}"], "it knows only the codes it was trained on"),
         (["code", "{bundle}", "{note}", "--codes", "{broken}"], "must name the columns code, description, system"),
@@ -284,6 +304,8 @@ def test_invalid_input_gives_an_error_of_one_sentence(run, words, sentence, smal
     codes.write_text("code\nI50.9\n")
     places = {"corpus": small_corpus.folder, "bundle": small_bundle, "note": note, "broken": broken, "out": out}
     places["codes"] = codes
+    places["binary"] = tmp_path / "recipe.toml"
+    places["binary"].write_bytes(b"\xff\xfe\x00")
     code, _, err = run(*(word.format(**places) for word in words))
     assert code != 0
     assert sentence in err
@@ -706,3 +728,10 @@ def test_commands_that_end_show_that_they_go_on(monkeypatch, words, shown):
     monkeypatch.setattr("sys.argv", ["nosology", *words])
     cli.main()
     assert titles == shown
+
+
+@pytest.mark.parametrize("words", ALL_COMMANDS)
+def test_help_texts_have_one_wording_for_what_may_be_repeated(run, words):
+    text = " ".join(run(*words, "--help")[1].split())
+    assert text and "several times" not in text and "can be repeated" not in text
+    assert "--set SECTION.KEY=VALUE" not in text or "Change one setting; may be repeated." in text

@@ -176,9 +176,7 @@ class StackedTrainer(CoderTrainer[StackedRecipe]):
             of_parts = scorer.probabilities(notes)
             cells, block = scorer.cells(of_parts), scorer.means(of_parts)
             pieces.append((cells.features, cells.rows + start, cells.labels))
-            has_score = block.any(0)  # of a lexicon, most codes are in no note
-            has_score[cells.labels] = True
-            found = np.flatnonzero(has_score)
+            found = np.union1d(np.flatnonzero(block.any(0)), cells.labels)  # of a lexicon, most codes are in no note
             means.append((tuple(scorer.labels.codes[label] for label in found), block[:, found]))
             groups += [group(note) for note in notes]
             start += len(notes)
