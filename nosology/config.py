@@ -50,7 +50,8 @@ def read_values(name: str) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the recipe {path}") from error
+        reason = "it is not text in UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror
+        raise ConfigError(f"cannot read the recipe {path}: {reason}") from error
     except (ValueError, RecursionError) as error:  # ValueError: also a number with thousands of digits
         raise ConfigError(f"{name} is not TOML: {error}") from error
 

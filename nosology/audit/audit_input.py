@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from nosology.audit.auditor import BilledEncounter
 from nosology.audit.billed_codes import Bill, Bills, read_billed_codes
@@ -13,16 +14,27 @@ from nosology.audit.fhir_claims import read_fhir_claims, read_fhir_file, read_fh
 from nosology.claims.encounter import Encounter
 from nosology.claims.encounter_values import merge_fields
 from nosology.core import ConfigError, DataError, Note
-from nosology.corpora.notes_file import read_notes
+from nosology.corpora.notes_file import read_well_formed_notes
+from nosology.corpora.plain_text import check_text
+from nosology.corpora.validation import location
 from nosology.text.borders import documents_of, join_documents
 
 
 @dataclass
 class AuditInput:
-    """The encounters that have both text and bill, and how many ids are on one side only."""
+    """The encounters that have both text and bill, how many ids are on one side only, and errors of malformed rows."""
 
     encounters: list[BilledEncounter] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
+    malformed: list[DataError] = field(default_factory=list)
+
+
+class _Document(NamedTuple):
+    """A document of an encounter and its place in the file; refused: why it cannot be used."""
+
+    where: str
+    note: Note
+    refused: str = ""
 
 
 def read_bills(path: Path, claim_id: str = "account", *, has_notes: bool = False) -> Bills:
@@ -42,65 +54,82 @@ def read_audit_input(notes: Path, bills: Bills, done: Collection[str] = ()) -> A
     """The encounters of a notes file or a FHIR file that have a bill, in the order of their first documents.
 
     done: ids of encounters that are counted only. Rows with the same value of the column encounter are the documents
-    of one encounter; without this column, each row is an encounter.
+    of one encounter; without this column, each row is an encounter. An encounter with a document that is not plain text
+    is refused; a malformed row is left out.
     """
-    documents: dict[str, list[tuple[str, Note]]] = {}
-    bundle = read_fhir_file(notes)
-    given = read_notes(notes, coded=False) if bundle is None else read_fhir_notes(bundle, str(notes), bills.by_id)
-    without_text = 0
-    for where, note in _each_once(given, notes):
-        if not note.text:  # a PDF or an image in a FHIR file
+    documents: dict[str, list[_Document]] = {}
+    bundle, found, without_text = read_fhir_file(notes), AuditInput(), 0
+    if bundle is None:
+        given = _documents_of_table(notes, found.malformed.append)
+    else:
+        given = _documents_of_fhir(read_fhir_notes(bundle, str(notes), bills.by_id), notes)
+    for item in _each_once(given):
+        if not item.note.text:  # a PDF or an image in a FHIR file
             without_text += 1
             continue
-        own = documents.setdefault(str(note.extra.get("encounter") or note.id), [])
-        own.append((where, note))
-    found = AuditInput()
+        documents.setdefault(str(item.note.extra.get("encounter") or item.note.id), []).append(item)
     for encounter_id, own in documents.items():
         bill = bills.by_id.get(encounter_id)
         if bill is not None and encounter_id not in done:
-            encounter = _joined(encounter_id, own, bill)
-            found.encounters.append(_refused(encounter, own if bundle is not None else ()))
+            found.encounters.append(_refused(_joined(encounter_id, own, bill), own))
     found.counts = {
         "notes_without_bill": len(documents.keys() - bills.by_id.keys()),
         "bills_without_note": len(bills.by_id.keys() - documents.keys()),
         "documents_without_text": without_text,
+        "malformed_rows": len(found.malformed),
         "further_bills_of_an_encounter": 0,
         **bills.counts,
     }
     return found
 
 
-def _each_once(notes: Iterable[Note], path: Path) -> Iterator[tuple[str, Note]]:
-    """The notes of a file and their places; DataError if an id is there twice."""
+def _documents_of_table(path: Path, malformed: Callable[[DataError], None]) -> Iterator[_Document]:
+    for row, note in read_well_formed_notes(path, malformed):
+        try:
+            check_text(note.text, "the note")
+        except DataError as error:
+            yield _Document(location(path, row), note, str(error))
+        else:
+            yield _Document(location(path, row), note)
+
+
+def _documents_of_fhir(notes: Iterable[Note], path: Path) -> Iterator[_Document]:
+    for number, note in enumerate(notes, 1):
+        yield _Document(f"{path}: note {number}", note, str(note.extra.get("refused") or ""))
+
+
+def _each_once(documents: Iterable[_Document]) -> Iterator[_Document]:
+    """The documents of a file; DataError if an id is there twice."""
     seen: set[str] = set()
-    for row, note in enumerate(notes, 1):
-        if note.id in seen:
+    for item in documents:
+        if item.note.id in seen:
             raise DataError(
-                f"{path}: note {row} has the id of an earlier note; give each encounter one row, or each row an id of "
+                f"{item.where} has the id of an earlier note; give each encounter one row, or each row an id of "
                 "its own and a column encounter"
             )
-        seen.add(note.id)
-        yield f"{path}: note {row}", note
+        seen.add(item.note.id)
+        yield item
 
 
-def _joined(encounter_id: str, own: list[tuple[str, Note]], bill: Bill) -> BilledEncounter:
+def _joined(encounter_id: str, own: list[_Document], bill: Bill) -> BilledEncounter:
     """The encounter of some documents."""
-    where, first = own[0]
+    where, first, _ = own[0]
     if len(own) == 1:
         return BilledEncounter(Note(encounter_id, first.text, extra=first.extra), bill, where)
-    if len({note.patient for _, note in own if note.patient}) > 1:
+    notes = [item.note for item in own]
+    if len({note.patient for note in notes if note.patient}) > 1:
         raise DataError(f"{where}: the documents of this encounter are of several patients")
-    stated = [{name: value for name, value in note.extra.items() if value not in (None, "")} for _, note in own]
-    text = join_documents(note.text for _, note in own)
-    starts = tuple((note.id, part.start) for (_, note), part in zip(own, documents_of(text)))
+    stated = [{name: value for name, value in note.extra.items() if value not in (None, "")} for note in notes]
+    text = join_documents(note.text for note in notes)
+    starts = tuple((note.id, part.start) for note, part in zip(notes, documents_of(text)))
     return BilledEncounter(Note(encounter_id, text, extra=merge_fields(stated)), bill, where, starts)
 
 
-def _refused(encounter: BilledEncounter, documents: Iterable[tuple[str, Note]]) -> BilledEncounter:
-    """The encounter; with the reason if a date of a FHIR document, or what the bill alone states, cannot be used."""
-    for where, note in documents:
-        if reason := note.extra.get("refused"):
-            return replace(encounter, where=where, refused=reason)
+def _refused(encounter: BilledEncounter, documents: Iterable[_Document]) -> BilledEncounter:
+    """The encounter; with the reason if a document, or what the bill alone states, cannot be used."""
+    for item in documents:
+        if item.refused:
+            return replace(encounter, where=item.where, refused=item.refused)
     reason = encounter.bill.refused
     try:
         Encounter.of("", encounter.bill.stated)  # else a field of the notes would hide that of the bill

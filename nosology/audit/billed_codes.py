@@ -12,7 +12,7 @@ from nosology.audit.finding import BilledCode
 from nosology.codes.spelling import parse
 from nosology.core import Code, CodeError, DataError
 from nosology.corpora.text_files import table_rows
-from nosology.corpora.validation import RecordValidator, check_columns, location
+from nosology.corpora.validation import RecordValidator, check_columns, location, missing_file
 
 REVERSED = "it ends before it starts"  # why a bill is refused
 POA = ("", "Y", "N", "U", "W", "1")
@@ -48,7 +48,7 @@ def read_billed_codes(path: Path) -> dict[str, Bill]:
     encounter that several people coded has all of their names.
     """
     if not path.is_file():
-        raise DataError(f"{path}: no such file of billed codes")
+        raise missing_file(path, "file of billed codes")
     found: dict[str, list[tuple[float, BilledCode]]] = {}
     coders: dict[str, set[str]] = {}
     names: Sequence[str] = ()

@@ -69,7 +69,11 @@ class Gap:
     @property
     def can_change_drg(self) -> bool:
         """Whether an answer gives another DRG."""
-        return any(answer.drg != self.drg for answer in self.answers)
+        return any(map(self.changes_drg, self.answers))
+
+    def changes_drg(self, answer: Answer) -> bool:
+        """Whether this answer gives another DRG; one whose codes have no DRG gives none."""
+        return answer.drg is not None and answer.drg != self.drg
 
     def to_json(self) -> dict[str, Any]:
         """The gap as one JSON object, evidence as offsets."""

@@ -108,7 +108,7 @@ def _drg_changes(items: Sequence[EncounterGap], frequency: Mapping[str, int]) ->
         share
         for item in items
         for answer, share in zip(item.gap.answers, answer_shares(item.gap, frequency))
-        if answer.drg != item.gap.drg
+        if item.gap.changes_drg(answer)
     )
 
 

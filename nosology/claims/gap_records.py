@@ -11,7 +11,8 @@ from nosology.claims.claim import Claim, build_claim
 from nosology.claims.documentation_gaps import Gap, Weights, find_gaps
 from nosology.claims.encounter import stated_fields
 from nosology.claims.gap_ranking import EncounterGap
-from nosology.core import ConfigError, Note, Suggestion
+from nosology.core import ConfigError, DataError, Note, Suggestion
+from nosology.corpora.plain_text import check_text
 
 if TYPE_CHECKING:
     from nosology.models.siblings.sibling_chooser import SiblingChooser
@@ -38,13 +39,14 @@ class GapFinder:
     chooser: SiblingChooser | None = None
 
     def __call__(self, item: PlacedNote) -> dict[str, Any]:
-        """The record of an encounter; with an error in place of gaps if one of its fields is wrong."""
+        """The record of an encounter; with an error in place of gaps if a field is wrong, or the note no plain text."""
         note = item.note
         head: dict[str, Any] = {"id": note.id, "specialty": specialty_of(note.extra)}
-        suggestions = self.suggest(note)
         try:
+            check_text(note.text, "the note")
+            suggestions = self.suggest(note)
             claim = build_claim(note.id, note.text, suggestions, stated_fields(note), chooser=self.chooser)
-        except ConfigError as error:
+        except (ConfigError, DataError) as error:
             return head | {"error": f"{item.where}: {error}"}
         gaps = find_gaps(claim, self.weights)
         words = [[" ".join(text.split()) for text in claim.words(gap.evidence)] for gap in gaps]

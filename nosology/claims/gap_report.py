@@ -118,6 +118,7 @@ def gap_page(ranked: Sequence[RankedGap], found: Sequence[EncounterGap], summary
     template = Template(files("nosology.evaluation").joinpath("report.html").read_text(encoding="utf-8"))
     line = f"{summary['encounters']:,} encounters. Confidential: words of notes."
     left_out = {"encounters with an error": summary["not_used"], "rows with a repeated id": summary["repeated_ids"]}
+    left_out["malformed rows"] = summary["malformed_rows"]
     if parts := [f"{number:,} {name}" for name, number in left_out.items() if number]:
         line += f" Not in this report: {', '.join(parts)}."
     return template.substitute(title="Documentation gaps", summary=escape(line), body="\n".join(body))

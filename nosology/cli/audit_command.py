@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from nosology.cli.command_group import refuse_unused
-from nosology.core import BundleError, ConfigError, DataError
+from nosology.core import BundleError, ConfigError
+from nosology.core.errors import printable
 from nosology.core.progress import progress
 
 
@@ -75,12 +76,14 @@ def audit(
     from nosology.audit.audit_folder import FINDINGS, AuditFolder
     from nosology.audit.audit_input import read_audit_input, read_bills
     from nosology.audit.auditor import audit_on_ray, load_auditor
+    from nosology.audit.claims_837 import CLAIM_IDS, is_837
     from nosology.audit.encounter_audit import REFERENCES
     from nosology.audit.support_model import MANIFEST, WEIGHTS, coder_fingerprint
     from nosology.claims.drg_weights import load_drg_weights
     from nosology.core import __version__
     from nosology.core.files import exclusive_output, sha256
     from nosology.core.forked_processes import freeze_objects
+    from nosology.corpora.validation import missing_file
     from nosology.models.bundle import is_day_one
 
     if reference not in REFERENCES:
@@ -90,7 +93,11 @@ def audit(
     if engine != "ray":
         refuse_unused(("address",), "without --engine ray")
     if not notes.is_file():
-        raise DataError(f"no such notes file: {notes}")
+        raise missing_file(notes, "notes file")
+    if claim_id not in CLAIM_IDS:
+        raise ConfigError(f"--claim-id must be one of {', '.join(CLAIM_IDS)}; got {claim_id!r}")
+    if billed is None or (billed.is_file() and not is_837(billed)):
+        refuse_unused(("claim_id",), "for bills that are no 837 claims")
     bills = read_bills(billed or notes, claim_id, has_notes=billed is None)
     weights = load_drg_weights(drg_weights or ())
     if auditor and not all((auditor / name).is_file() for name in (MANIFEST, WEIGHTS)):
@@ -111,6 +118,8 @@ def audit(
     with exclusive_output(out):
         folder = AuditFolder(out, settings)
         given = read_audit_input(notes, bills, folder.done)
+        for error in given.malformed:
+            typer.echo(f"caution: {error}; the row is left out, also of an encounter with more rows", err=True)
         bundle = str(coder if is_day_one(coder) else coder.absolute())
         options = {"bundle": bundle, "reference": reference, "min_confidence": min_confidence, "weights": weights}
         options["support"] = str(auditor.absolute()) if auditor else None
@@ -125,6 +134,8 @@ def audit(
             freeze_objects()
             records = loaded.audit_all(given.encounters, workers)
         for record in progress(records, "auditing", total=len(given.encounters), unit="encounters"):
+            if error := record.get("error"):
+                typer.echo(f"caution: {printable(str(record['id']))} is not audited: {printable(error)}", err=True)
             folder.append(record)
         summary = folder.finish(given.counts)
     found = sum(summary["kinds"].values())
@@ -134,3 +145,5 @@ def audit(
     for name, number in given.counts.items():
         if number:
             typer.echo(f"caution: {number:,} {name.replace('_', ' ')}", err=True)
+    if failed or given.malformed:
+        raise typer.Exit(1)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nosology.cli.input_notes import InputNotes
+from nosology.cli.input_notes import NOTES_HELP, InputNotes
 from nosology.core import ConfigError
 from nosology.core.errors import printable
 from nosology.core.progress import progress
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def claim(
-    notes: Annotated[list[str], typer.Argument(metavar="NOTE...", help="Text files, notes files, or - .")],
+    notes: Annotated[list[str], typer.Argument(metavar="NOTE...", help=NOTES_HELP)],
     coder: Annotated[Path, typer.Option(metavar="BUNDLE", help="The bundle folder of a coder, or day-one.")] = Path(
         "day-one"
     ),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nosology.cli.command_group import CommandGroup, recipe_names, refuse_unused
-from nosology.cli.input_notes import InputNote, InputNotes
+from nosology.cli.input_notes import NOTES_HELP, InputNote, InputNotes
 from nosology.core import Code, ConfigError, Note, Suggestion
 from nosology.core.errors import printable
 from nosology.core.progress import progress
@@ -23,12 +23,14 @@ if TYPE_CHECKING:
     from nosology.corpora.corpus import Corpus
     from nosology.models.bundle import Bundle
 
-Overrides = Annotated[list[str], typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one setting.")]
+Overrides = Annotated[
+    list[str], typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one setting; may be repeated.")
+]
 
 
 def train(
     recipe: Annotated[str, typer.Argument(help=f"A TOML file, or a built-in recipe: {recipe_names()}.")],
-    corpus: Annotated[list[Path], typer.Option(help="A corpus folder; may be given several times.")],
+    corpus: Annotated[list[Path], typer.Option(help="A corpus folder; may be repeated.")],
     out: Annotated[Path, typer.Option(help="The bundle folder to write.")],
     settings: Overrides = [],  # noqa: B006 (typer copies it)
     refit: Annotated[bool, typer.Option("--refit", help="At the end, train once more on train and dev.")] = False,
@@ -74,7 +76,7 @@ def train(
 
 def code(
     bundle: Annotated[Path, typer.Argument(help="The bundle folder, or day-one: every code, without training.")],
-    notes: Annotated[list[str], typer.Argument(metavar="NOTE...", help="Text files, notes files, or - .")],
+    notes: Annotated[list[str], typer.Argument(metavar="NOTE...", help=NOTES_HELP)],
     as_json: Annotated[bool, typer.Option("--json", help="Print predictions as JSON lines.")] = False,
     top: Annotated[
         int | None, typer.Option(min=1, help="Codes per note (default: all accepted codes; JSON: at least 50).")
@@ -93,7 +95,7 @@ def code(
     system: Annotated[
         list[str],
         typer.Option(
-            help="Suggest only codes of this system; may be given several times. Without it, a dual_laat coder trained"
+            help="Suggest only codes of this system; may be repeated. Without it, a dual_laat coder trained"
             " on ICD-9 and ICD-10 suggests ICD-10 codes alone (icd10cm, icd10pcs)."
         ),
     ] = [],  # noqa: B006

@@ -56,7 +56,7 @@ def simulate(
 
 
 def embed(
-    corpus: Annotated[list[Path], typer.Option(help="A corpus folder; can be repeated.")],
+    corpus: Annotated[list[Path], typer.Option(help="A corpus folder; may be repeated.")],
     out: Annotated[Path, typer.Option(help="The cache folder; cached notes are not embedded again.")],
     model: Annotated[
         str, typer.Option(help="minilm (in the package), a name from docs/embedding.md, a Hugging Face name, a folder.")

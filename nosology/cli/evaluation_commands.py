@@ -29,9 +29,7 @@ def evaluate(
     corpus: Annotated[Path, typer.Option(help="The corpus folder.")],
     out: Annotated[Path, typer.Option(help="The report folder to write.")],
     split: Annotated[str, typer.Option(help="train, dev, test, or all.")] = "test",
-    system: Annotated[
-        list[str], typer.Option(help="Count only codes of this system; may be given several times.")
-    ] = [],  # noqa: B006
+    system: Annotated[list[str], typer.Option(help="Count only codes of this system; may be repeated.")] = [],  # noqa: B006
     codes: Annotated[
         str | None,
         typer.Option(
@@ -78,7 +76,8 @@ def compare(
         list[str],
         typer.Argument(
             metavar="RECIPE...",
-            help="Recipes. Settings of one recipe follow its name: 'hmhan model.attention=single'.",
+            help="Recipes, TOML files or built in. Settings of one recipe follow its name:"
+            " 'hmhan model.attention=single'.",
         ),
     ],
     corpus: Annotated[Path, typer.Option(help="A corpus folder with train, dev and test notes.")],

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nosology.cli.command_group import refuse_unused
-from nosology.cli.input_notes import InputNotes
+from nosology.cli.input_notes import NOTES_HELP, InputNotes
 from nosology.core import Code, CodeError, ConfigError, Note
 from nosology.core.errors import printable
 
@@ -23,18 +23,19 @@ Columns = list[int]
 
 
 def explain(
-    bundle: Annotated[Path, typer.Argument(help="The bundle folder.")],
+    bundle: Annotated[Path, typer.Argument(help="The bundle folder, or day-one.")],
     notes: Annotated[
-        list[str] | None, typer.Argument(metavar="[NOTE...]", help="Text files, notes files, or - .")
+        list[str] | None,
+        typer.Argument(metavar="[NOTE...]", help=NOTES_HELP),
     ] = None,
     code: Annotated[
         list[str],
-        typer.Option(help="Explain this code (I50.9, i509; icd9cm:V45.8 if two systems have it); can be repeated."),
+        typer.Option(help="Explain this code (I50.9, i509; icd9cm:V45.8 if two systems have it); may be repeated."),
     ] = [],  # noqa: B006
     system: Annotated[
         list[str],
         typer.Option(
-            help="Without --code: explain accepted codes of this system; can be repeated. Default: the systems that"
+            help="Without --code: explain accepted codes of this system; may be repeated. Default: the systems that"
             " `nosology code` suggests."
         ),
     ] = [],  # noqa: B006
@@ -44,7 +45,7 @@ def explain(
         list[str],
         typer.Option(
             help="attention, category (HMHAN, attention of the category), contributions (linear coder), occlusion or"
-            " lime; can be repeated. Default: the evidence of the coder; with --out or --corpus, every method that it"
+            " lime; may be repeated. Default: the evidence of the coder; with --out or --corpus, every method that it"
             " supports (lime, if it is installed)."
         ),
     ] = [],  # noqa: B006

@@ -43,7 +43,7 @@ _SHOWN = ("micro_f1", "micro_precision", "micro_recall", "macro_f1", "exact_matc
 @app.command()
 def simulate(
     recipe: Recipe,
-    corpus: Annotated[list[Path], typer.Option(help="A corpus folder; may be given several times.")],
+    corpus: Annotated[list[Path], typer.Option(help="A corpus folder; may be repeated.")],
     out: Annotated[Path, typer.Option(help="The bundle folder to write; an interrupted run is continued.")],
     sites: Annotated[
         int | None, typer.Option(min=1, help="Partition the notes into this many sites; default: their own sites.")
@@ -110,8 +110,8 @@ def show_bundle(out: Path, bundle: Bundle) -> None:
 @app.command()
 def keys(
     out: Annotated[Path, typer.Option(help="The folder to write into.")],
-    host: Annotated[list[str], typer.Option(help="A name or address of the server; may be given several times.")] = [],  # noqa: B006 (typer copies it)
-    site: Annotated[list[str], typer.Option(help="A site that needs a key pair; may be given several times.")] = [],  # noqa: B006
+    host: Annotated[list[str], typer.Option(help="A name or address of the server; may be repeated.")] = [],  # noqa: B006 (typer copies it)
+    site: Annotated[list[str], typer.Option(help="A site that needs a key pair; may be repeated.")] = [],  # noqa: B006
     days: Annotated[int, typer.Option(min=1, max=3650, help="Days that the certificate of the server is valid.")] = 730,
 ) -> None:
     """Create the certificate of a server (--host) or key pairs of sites (--site); private keys are never replaced."""
@@ -180,7 +180,7 @@ def site(
     server: Server,
     root: Root,
     key: Annotated[Path, typer.Option(help="The private key of the site, NAME.key of `nosology federate keys`.")],
-    corpus: Annotated[list[Path], typer.Option(help="A corpus folder with splits; may be given several times.")],
+    corpus: Annotated[list[Path], typer.Option(help="A corpus folder with splits; may be repeated.")],
     cache: Annotated[
         Path | None, typer.Option(help="The folder of vectors of `nosology embed`; needed for recipes of kind heads.")
     ] = None,

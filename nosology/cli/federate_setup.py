@@ -24,7 +24,7 @@ Folder = Annotated[Path, typer.Argument(help="The folder of `nosology federate i
 def init(
     out: Annotated[Path, typer.Option(help="The folder of the server to create, or to add sites to.")],
     host: Annotated[list[str], typer.Option(help="A name or address of the server; the first is for the sites.")] = [],  # noqa: B006 (typer copies it)
-    site: Annotated[list[str], typer.Option(help="The name of an expected site; may be given several times.")] = [],  # noqa: B006
+    site: Annotated[list[str], typer.Option(help="The name of an expected site; may be repeated.")] = [],  # noqa: B006
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="The port of the server; default: 8443.")] = None,
     days: Annotated[int, typer.Option(min=1, max=3650, help="Days that the certificate is valid.")] = 730,
 ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +10,7 @@ import typer
 
 from nosology.cli.command_group import refuse_unused
 from nosology.core import DataError
+from nosology.core.errors import printable
 from nosology.core.progress import progress
 
 if TYPE_CHECKING:
@@ -45,10 +46,11 @@ def gaps(
     from nosology.core.files import exclusive_output, sha256
     from nosology.core.forked_processes import forked_map, freeze_objects
     from nosology.core.parallel import cores
+    from nosology.corpora.validation import missing_file
     from nosology.serving.coder import Coder
 
     if not notes.is_file():
-        raise DataError(f"no such notes file: {notes}")
+        raise missing_file(notes, "notes file")
     weights = load_drg_weights(drg_weights or ())
     loaded = Coder.for_claims(coder, systems=["icd10cm"])
     if (kind := loaded.model.kind) != "lexicon":  # torch, if the coder has it, does not work in forked processes
@@ -62,28 +64,39 @@ def gaps(
     }
     with exclusive_output(out):
         folder = GapFolder(out, settings)
-        ids, rows = _count_ids(notes)
+        malformed: list[DataError] = []
+        ids, rows = _count_ids(notes, malformed.append)
+        for error in malformed:
+            typer.echo(f"caution: {error}; the row is left out", err=True)
         freeze_objects()
         chooser = getattr(loaded.model, "siblings", None)  # a lexicon has one
         finder = GapFinder(lambda note: next(loaded.code_all([note])), weights, chooser)
         waiting = len(ids - folder.done)
         records = forked_map(finder, _waiting_notes(notes, set(folder.done)), workers or cores())
         for record in progress(records, "looking for gaps", total=waiting, unit="encounters"):
+            if error := record.get("error"):
+                typer.echo(f"caution: {printable(str(record['id']))} cannot be used: {printable(error)}", err=True)
             folder.append(record)
-        summary = folder.finish({"repeated_ids": rows - len(ids)})
+        summary = folder.finish({"repeated_ids": rows - len(ids), "malformed_rows": len(malformed)})
+    if not rows:
+        typer.echo(f"caution: {notes} has no note", err=True)
     typer.echo(f"{summary['encounters']:,} encounters, {summary['gaps']:,} gaps: {out / 'index.html'}")
     if failed := summary["not_used"]:
         typer.echo(f"caution: {failed:,} encounters could not be used: see error in {out / RECORDS}", err=True)
     if repeated := summary["repeated_ids"]:
         typer.echo(f"caution: {repeated:,} rows with the id of an earlier row were left out", err=True)
+    if malformed:
+        typer.echo(f"caution: {len(malformed):,} malformed rows were left out", err=True)
+    if failed or malformed:
+        raise typer.Exit(1)
 
 
-def _count_ids(path: Path) -> tuple[set[str], int]:
-    """The ids of a notes file, and the number of its rows."""
-    from nosology.corpora.notes_file import read_notes
+def _count_ids(path: Path, malformed: Callable[[DataError], None]) -> tuple[set[str], int]:
+    """The ids of a notes file, and the number of its rows without those that are malformed."""
+    from nosology.corpora.notes_file import read_well_formed_notes
 
     ids, rows = set(), 0
-    for note in read_notes(path, coded=False):
+    for _, note in read_well_formed_notes(path, malformed):
         ids.add(note.id)
         rows += 1
     return ids, rows
@@ -92,10 +105,11 @@ def _count_ids(path: Path) -> tuple[set[str], int]:
 def _waiting_notes(path: Path, done: Container[str]) -> Iterator[PlacedNote]:
     """The first note of each id, without those that are done."""
     from nosology.claims.gap_records import PlacedNote
-    from nosology.corpora.notes_file import read_notes
+    from nosology.corpora.notes_file import read_well_formed_notes
+    from nosology.corpora.validation import location
 
     seen: set[str] = set()
-    for row, note in enumerate(read_notes(path, coded=False), 1):
+    for row, note in read_well_formed_notes(path, lambda _: None):  # malformed rows are counted before
         if note.id not in seen and note.id not in done:
-            yield PlacedNote(note, f"{path}: note {row}")
+            yield PlacedNote(note, location(path, row))
         seen.add(note.id)

@@ -1,6 +1,6 @@
 """The notes that a command reads: text files, notes files, standard input.
 
-A note that is not plain text stops no other. A malformed row of a notes file ends the command.
+A note that is not plain text, or a malformed row of a notes file, stops no other.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import typer
 
 from nosology.core import DataError, Note
 from nosology.core.errors import printable
+
+NOTES_HELP = "Text files, notes files (.jsonl, .csv, .parquet), or - for standard input."
 
 
 class InputNote(NamedTuple):
@@ -56,13 +58,13 @@ class InputNotes:
                 typer.echo(f"caution: {_shown(name)}: {repeated:,} {have} the id of an earlier note", err=True)
 
     def _of_file(self, name: str) -> Iterator[InputNote]:
-        from nosology.corpora.notes_file import is_notes_file, read_notes
+        from nosology.corpora.notes_file import is_notes_file, read_well_formed_notes
         from nosology.corpora.plain_text import check_text
         from nosology.corpora.text_files import InputFile, note_text, open_bytes
 
         file = InputFile(sys.stdin.buffer, "standard input") if name == "-" else InputFile(name)
         if name != "-" and is_notes_file(name):
-            for note in read_notes(file, coded=False, plain=False):
+            for _, note in read_well_formed_notes(file, self._skip_row):
                 try:
                     check_text(note.text, "the note")
                 except DataError as error:
@@ -86,6 +88,10 @@ class InputNotes:
         self.failed += 1
         typer.echo(f"caution: {_shown(item.file)}: note {printable(item.note.id)} {what}: {error}", err=True)
         return item._replace(note=Note(item.note.id, ""), error=error)
+
+    def _skip_row(self, error: DataError) -> None:
+        self.failed += 1
+        typer.echo(f"caution: {printable(str(error))}; the row is left out", err=True)
 
     def usable(self) -> Iterator[Note]:
         """The notes that can be used."""

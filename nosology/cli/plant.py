@@ -23,7 +23,7 @@ app = CommandGroup("The stages of PLANT, one by one.")
 Recipe = Annotated[
     str, typer.Argument(help=f"A recipe of kind plant, a TOML file or built in: {recipe_names('plant')}.")
 ]
-Corpora = Annotated[list[Path], typer.Option(help="A corpus folder; may be given several times.")]
+Corpora = Annotated[list[Path], typer.Option(help="A corpus folder; may be repeated.")]
 Out = Annotated[Path, typer.Option(help="The bundle folder to write later; stages are stored in OUT.run.")]
 
 

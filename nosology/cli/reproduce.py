@@ -21,7 +21,7 @@ REMOVED = {"grid": "nosology reproduce federated-heads", "leakage": "nosology re
 def reproduce(
     paper: Annotated[str, typer.Argument(help="federated-heads, dual-laat, hmhan or plant.")],
     table: Annotated[str | None, typer.Argument(help="A table of the paper; default: all tables.")] = None,
-    corpus: Annotated[list[Path], typer.Option(help="A corpus folder; may be given several times.")] = [],  # noqa: B006
+    corpus: Annotated[list[Path], typer.Option(help="A corpus folder; may be repeated.")] = [],  # noqa: B006
     out: Annotated[Path | None, typer.Option(help="The folder of results; what it has is not run again.")] = None,
     small: Annotated[
         bool, typer.Option("--small", help="Small settings and, without --corpus, a simulated hospital: minutes.")

@@ -9,9 +9,10 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import islice
-from multiprocessing import parent_process
+from multiprocessing import parent_process, resource_tracker
 from typing import Any, TypeVar
 
 from nosology.core.errors import ConfigError
@@ -63,8 +64,26 @@ def parallel_map(function: Callable[..., R], arguments: Sequence[tuple[Any, ...]
     # joblib starts a new process for one that was idle for long. Where warnings are errors, its thread would end, and
     # this call would wait forever.
     warnings.filterwarnings("ignore", "A worker stopped while some jobs were given to the executor", UserWarning)
-    with Parallel(min(workers, len(arguments)), return_as="generator", initializer=end_with_parent) as pool:
-        yield from pool(delayed(function)(*items) for items in arguments)
+    pool = Parallel(min(workers, len(arguments)), return_as="generator", initializer=end_with_parent)
+    with ExitStack() as stack:
+        resource_tracker.ensure_running()  # its start, which joblib would cause, unblocks the signal
+        with _ctrl_c_blocked():
+            stack.enter_context(pool)
+            results = pool(delayed(function)(*items) for items in arguments)
+        yield from results
+
+
+@contextmanager
+def _ctrl_c_blocked() -> Iterator[None]:
+    """Delays Ctrl-C in this thread to the end of the block; in processes that it starts, Ctrl-C has no effect.
+
+    They would print tracebacks of their imports. This process ends them.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def end_with_parent() -> None:

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from nosology.core import SYSTEMS, DataError, Evidence, Note
-from nosology.corpora.text_files import Source, input_file, is_gzip, table_rows, text_lines
+from nosology.corpora.text_files import InputFile, Source, input_file, is_gzip, table_rows, text_lines
 from nosology.corpora.validation import (
     RecordValidator,
     check_columns,
     location,
+    missing_file,
     parse_split,
     parse_system,
     readable,
@@ -28,6 +29,7 @@ from nosology.corpora.validation import (
 
 FIELDS = ("id", "text", "patient", "site", "split", "lang", "codes", "evidence")
 _CLOSE = 0.8  # similarity of a misspelt name of a column
+_MOST_MALFORMED = 100  # rows before the first one that can be read: such a file has another format
 _FORMATS = {
     ".jsonl": "json",
     ".ndjson": "json",
@@ -54,7 +56,6 @@ def read_notes(
     *,
     system: str | None = None,
     coded: bool = True,
-    plain: bool = True,
 ) -> Iterator[Note]:
     """The notes of a file, one by one.
 
@@ -65,27 +66,70 @@ def read_notes(
 
     system: the code system of codes without one.
 
-    coded: False ignores codes and evidence. plain: False also returns notes that are not plain text.
+    coded: False ignores codes and evidence.
     """
     file, drops_notes, validator = input_file(source), validator is not None, validator or RecordValidator(strict=True)
+    is_first = True
+    for row, record in _records(file, validator):
+        if is_first and coded:
+            validator.cautions += _column_cautions(file, list(record), is_table=_format(file.name) != "json")
+        is_first = False
+        if not coded:
+            record = _without_codes(record)
+        note = note_from_json(record, validator, file=file, row=row, system=system)
+        if drops_notes and not validator.accepts(note.id, note.text, file, row):
+            continue
+        if drops_notes or validator.is_text(note.text, file, row):
+            yield note
+
+
+def read_well_formed_notes(source: Source, malformed: Callable[[DataError], None]) -> Iterator[tuple[int, Note]]:
+    """(row, note) of each row that can be read, one by one, without codes and evidence; texts are not checked.
+
+    malformed: is called with the error of each other row, which is left out. The message has file and row, and nothing
+    of the content. DataError if the file cannot be read as a notes file, or none of its first rows.
+    """
+    file, validator = input_file(source), RecordValidator(strict=True)
+    first: list[DataError] | None = []  # of the rows before the first note; None after it
+
+    def skip(error: DataError) -> None:
+        if first is None:
+            malformed(error)
+            return
+        first.append(error)
+        if len(first) == _MOST_MALFORMED:
+            raise DataError(f"{first[0]}; nor can any of the next {_MOST_MALFORMED - 1} rows be read") from error
+
+    for row, record in _records(file, validator, skip):
+        try:
+            note = note_from_json(_without_codes(record), validator, file=file, row=row)
+        except DataError as error:
+            skip(error)
+            continue
+        for error in first or ():
+            malformed(error)
+        first = None
+        yield row, note
+    if first:
+        raise DataError(f"{first[0]}; no row of the file can be read") from first[0]
+
+
+def _records(
+    file: InputFile, validator: RecordValidator, malformed: Callable[[DataError], None] | None = None
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(row, record) of a notes file of any format; malformed: as in `read_well_formed_notes`, else rows are strict."""
     file_format = _format(file.name)
     if file_format is None:
         raise DataError(f"{file}: a notes file must end in .jsonl, .csv, .tsv (each also .gz) or .parquet")
     if not file.exists():
-        raise DataError(f"{file}: no such notes file")
-    records = {"json": json_records, "table": _table_records, "parquet": _parquet_records}[file_format]
-    is_first = True
-    for row, record in records(file, validator):
-        if is_first and coded:
-            validator.cautions += _column_cautions(file, list(record), is_table=file_format != "json")
-        is_first = False
-        if not coded:
-            record = {name: value for name, value in record.items() if name not in ("codes", "evidence")}
-        note = note_from_json(record, validator, file=file, row=row, system=system)
-        if drops_notes and not validator.accepts(note.id, note.text, file, row):
-            continue
-        if drops_notes or not plain or validator.is_text(note.text, file, row):
-            yield note
+        raise missing_file(file, "notes file")
+    if file_format == "parquet":
+        return _parquet_records(file)
+    return (json_records if file_format == "json" else _table_records)(file, validator, malformed)
+
+
+def _without_codes(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if name not in ("codes", "evidence")}
 
 
 def read_notes_files(
@@ -156,8 +200,10 @@ def note_to_json(note: Note) -> dict[str, Any]:
     return record | dict(note.extra)
 
 
-def json_records(source: Source, validator: RecordValidator) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(row, object) of each line that is not empty."""
+def json_records(
+    source: Source, validator: RecordValidator, malformed: Callable[[DataError], None] | None = None
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(row, object) of each line that is not empty. malformed: is called with the error of each line without one."""
     for row, line in enumerate(text_lines(source, validator), start=1):
         if not line.strip():
             continue
@@ -167,10 +213,18 @@ def json_records(source: Source, validator: RecordValidator) -> Iterator[tuple[i
             if row == 1 and str(source).lower().endswith(".gz") and not is_gzip(source):
                 raise DataError(f"{source} is not a gzip file, and not lines of JSON") from error
             reason = getattr(error, "msg", "nested too deep, or a number too long")
-            raise DataError(f"{location(source, row)}: not a line of JSON ({reason})") from error
-        if not isinstance(record, dict):
-            raise DataError(f"{location(source, row)}: must be a JSON object; got {type(record).__name__}")
-        yield row, record
+            wrong = DataError(f"{location(source, row)}: not a line of JSON ({reason})")
+            if malformed is None:
+                raise wrong from error
+            malformed(wrong)
+            continue
+        if isinstance(record, dict):
+            yield row, record
+            continue
+        wrong = DataError(f"{location(source, row)}: must be a JSON object; got {type(record).__name__}")
+        if malformed is None:
+            raise wrong
+        malformed(wrong)
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -181,8 +235,10 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return record
 
 
-def _table_records(source: Source, validator: RecordValidator) -> Iterator[tuple[int, dict[str, Any]]]:
-    rows = table_rows(source, validator)
+def _table_records(
+    source: Source, validator: RecordValidator, malformed: Callable[[DataError], None] | None
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    rows = table_rows(source, validator, malformed)
     _, names = next(rows)
     names = [name.lower() if name.lower() in FIELDS else name for name in names]
     check_columns(source, names, FIELDS[:2], once=[name for name in names if name])
@@ -190,7 +246,7 @@ def _table_records(source: Source, validator: RecordValidator) -> Iterator[tuple
         yield row, dict(zip(names, fields))
 
 
-def _parquet_records(source: Source, validator: RecordValidator) -> Iterator[tuple[int, dict[str, Any]]]:
+def _parquet_records(source: Source) -> Iterator[tuple[int, dict[str, Any]]]:
     import pyarrow as pa
     from pyarrow import parquet
 

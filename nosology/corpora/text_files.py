@@ -7,7 +7,7 @@ import csv
 import gzip
 import io
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -175,10 +175,15 @@ def _lines(block: bytes, source: Source, first: int, validator: RecordValidator)
         return lines
 
 
-def table_rows(source: Source, validator: RecordValidator) -> Iterator[tuple[int, list[str]]]:
+def table_rows(
+    source: Source, validator: RecordValidator, malformed: Callable[[DataError], None] | None = None
+) -> Iterator[tuple[int, list[str]]]:
     """(row number, fields) of a separated table, first (1, column names). Rows of another width are left out.
 
     The separator is the most frequent one in the header of comma, tab, semicolon and bar.
+
+    malformed: is called with the error of each row of another width, in place of the validator. A misplaced quote is
+    always raised: it hides where the next row starts, and lines of a note could pass for rows.
     """
     csv.field_size_limit(_LONGEST)
     longest, length, row = input_file(source).longest, 0, 0
@@ -206,6 +211,11 @@ def table_rows(source: Source, validator: RecordValidator) -> Iterator[tuple[int
             length = 0
             if len(fields) == len(names):
                 yield row, fields
+            elif fields and malformed:
+                found = f"{len(fields):,} field{'' if len(fields) == 1 else 's'}"
+                malformed(
+                    DataError(f"{location(source, row)}: must have {len(names)} fields, as the header; got {found}")
+                )
             elif fields:
                 validator.count_issue("ragged_row", source, row)
     except csv.Error as error:

@@ -52,6 +52,13 @@ def location(file: object, row: int, unit: str = "row") -> str:
     return f"{name} {unit} {row}" if row else name
 
 
+def missing_file(path: object, what: str) -> DataError:
+    """The error for a path that is no file; what: the kind of file that it must be."""
+    if Path(str(path)).is_dir():
+        return DataError(f"{path} is a folder; give a {what}")
+    return DataError(f"{path}: no such {what}")
+
+
 def safe_repr(value: object) -> str:
     """The value if it is one short word, else its type only: it may be note text, which no message shows."""
     return (

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from nosology.codes import describe
-from nosology.core import DataError, Note
+from nosology.core import SPLITS, ConfigError, DataError, Note
 from nosology.core.files import atomic_folder, write_json
 from nosology.core.progress import progress
 from nosology.corpora.corpus import Corpus
@@ -130,6 +130,8 @@ def measure_explanations(
 
     limit: number of notes, drawn by the seed.
     """
+    if split not in (*SPLITS, "all"):
+        raise ConfigError(f"split must be one of {', '.join(SPLITS)}, all; got {split!r}")
     notes = [note for note in corpus.notes(None if split == "all" else split) if note.codes]
     if not notes:
         raise DataError(f"{corpus.folder} has no coded {split} notes: there is nothing to explain")

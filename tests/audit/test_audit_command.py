@@ -149,7 +149,7 @@ def test_an_encounter_with_a_wrong_field_is_an_error_in_a_ray_worker(many):
     rows = worker({"encounter": [_row(item)["encounter"], _row(wrong)["encounter"]]})
     first, second = map(json.loads, rows["record"])
     assert first["id"] == "e0" and "error" not in first
-    assert "findings" not in second and "note 1: setting must be one of" in second["error"]
+    assert "findings" not in second and "row 1: setting must be one of" in second["error"]
 
 
 def test_rows_of_an_encounter_are_joined(run, tmp_path):
@@ -173,7 +173,7 @@ def test_rows_of_an_encounter_are_joined(run, tmp_path):
     rows[2]["patient"] = "q"
     notes.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     code, _, err = run(*options(notes, billed, tmp_path / "other"))
-    assert code == 1 and "note 1: the documents of this encounter are of several patients" in err
+    assert code == 1 and "row 1: the documents of this encounter are of several patients" in err
 
 
 def test_bills_may_be_837_claims_or_fhir(run, tmp_path):
@@ -225,15 +225,15 @@ def test_refused_inputs_show_no_text(run, inputs):
     right = notes.read_text("utf-8")
     notes.write_text(right.replace('"outpatient"', '"home"'), encoding="utf-8")
     code, _, err = run(*options(*inputs))
-    assert code == 0 and "caution: 1 encounters could not be audited" in err  # the others are
+    assert code == 1 and "caution: 1 encounters could not be audited" in err  # the others are
     summary = json.loads((inputs[2] / "summary.json").read_text("utf-8"))
     assert summary["not_audited"] == 1 and summary["encounters"] >= 1
-    assert "note 2: setting must be one of" in (inputs[2] / "findings.jsonl").read_text("utf-8")
+    assert "row 2: setting must be one of" in (inputs[2] / "findings.jsonl").read_text("utf-8")
     notes.write_text(right, encoding="utf-8")
     inputs[2].rename(inputs[2].with_name("first"))
     notes.write_text("\n".join([notes.read_text("utf-8")] * 2), encoding="utf-8")
     code, _, err = run(*options(*inputs))
-    assert code == 1 and "note 4 has the id of an earlier note" in err and "CKD" not in err
+    assert code == 1 and "notes.jsonl row 4 has the id of an earlier note" in err and "CKD" not in err
 
 
 def test_a_folder_with_other_files_is_refused(run, inputs):
@@ -256,8 +256,8 @@ def test_a_stay_that_ends_before_it_starts_is_not_audited(run, inputs):
     stay = '"setting": "inpatient", "admitted": "2025-11-08", "discharged": "2025-11-03"'
     notes.write_text(right.replace('"setting": "inpatient"', stay), encoding="utf-8")
     code, _, err = run(*options(*inputs))
-    assert code == 0 and "caution: 1 encounters could not be audited" in err
-    assert "note 1: discharged must not be before admitted" in (out / "findings.jsonl").read_text("utf-8")
+    assert code == 1 and "caution: 1 encounters could not be audited" in err
+    assert "row 1: discharged must not be before admitted" in (out / "findings.jsonl").read_text("utf-8")
 
 
 def test_wrong_fields_show_nothing_of_their_values(run, inputs):
@@ -266,7 +266,7 @@ def test_wrong_fields_show_nothing_of_their_values(run, inputs):
     second |= {"id": "b", "role": "severe"}
     rows = [first | {"date": "severe pneumonia"}, second, third]
     notes.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    assert run(*options(*inputs))[0] == 0
+    assert run(*options(*inputs))[0] == 1
     errors = [json.loads(line)["error"] for line in (out / "findings.jsonl").read_text("utf-8").splitlines()]
     assert "date must be YYYY-MM-DD" in errors[0] and "role must be one of attending" in errors[1]
     assert not any("severe" in error for error in errors)
@@ -316,7 +316,7 @@ def test_a_wrong_date_of_a_fhir_document_or_claim_refuses_its_encounter_alone(ru
     bundle, out = tmp_path / "bundle.json", tmp_path / "report"
     bundle.write_text(json.dumps(bundle_of(resources)), encoding="utf-8")
     code, printed, err = run("--notes", bundle, "--out", out, "--workers", processes)
-    assert code == 0 and "1 encounters" in printed and "caution: 5 encounters could not be audited" in err
+    assert code == 1 and "1 encounters" in printed and "caution: 5 encounters could not be audited" in err
     assert errors_of(out) == {"e1": ""} | {name: reason for name, (_, reason) in wrong.items()}
     assert "SECRETNAME" not in err
 
@@ -341,9 +341,13 @@ def test_an_837_claim_that_ends_before_it_starts_is_refused_whatever_the_notes_s
     billed = notes.with_name("claims.837")
     billed.write_text(write_837(claims), encoding="ascii")
     code, _, err = run(*options(notes, billed, out))
-    assert code == 0 and "caution: 2 encounters could not be audited" in err
+    assert code == 1 and "caution: 2 encounters could not be audited" in err
     reasons = ["it ends before it starts", "discharged must not be before admitted"]
-    assert errors_of(out) == {"a": f"1: the bill: {reasons[0]}", "b": "", "c": f"3: the bill: {reasons[1]}"}
+    assert errors_of(out) == {
+        "a": f"notes.jsonl row 1: the bill: {reasons[0]}",
+        "b": "",
+        "c": f"notes.jsonl row 3: the bill: {reasons[1]}",
+    }
 
 
 def test_an_encounter_id_may_have_a_lone_surrogate(run, inputs):
@@ -353,3 +357,28 @@ def test_an_encounter_id_may_have_a_lone_surrogate(run, inputs):
     billed.write_text("id,code\nb,M10.9\nc?,M10.9\n", encoding="utf-8")
     assert run(*options(notes, billed, out))[0] == 0
     assert errors_of(out) == {"b": "", "c?": ""}
+
+
+def test_notes_that_cannot_be_read_are_named_and_the_others_are_audited(run, inputs):
+    notes, _, out = inputs
+    rows = notes.read_text("utf-8").splitlines()
+    page = json.dumps({"id": "a2", "encounter": "a", "text": "<html><body>SECRETNAME has gout</body></html>"})
+    notes.write_text("\n".join([page, '{"id": "SECRETNAME', *rows]), encoding="utf-8")
+    for _ in range(2):  # the second time, both are done
+        code, printed, err = run(*options(*inputs))
+        assert code == 1 and "1 encounters" in printed and "SECRETNAME" not in printed + err
+        assert "caution: notes.jsonl row 2: not a line of JSON" in err and "caution: 1 malformed rows" in err
+        assert "caution: 1 encounters could not be audited" in err
+    reason = "notes.jsonl row 1: the note is HTML or XML, not plain text; save it as plain text in UTF-8"
+    records = {
+        record["id"]: record for record in map(json.loads, (out / "findings.jsonl").read_text("utf-8").splitlines())
+    }
+    assert records["a"]["error"] == reason and "findings" in records["b"]
+    summary = json.loads((out / "summary.json").read_text("utf-8"))
+    assert (summary["not_audited"], summary["malformed_rows"]) == (1, 1)
+    notes.write_text("SECRETNAME\n" * 3, encoding="utf-8")
+    code, _, err = run(*options(notes, inputs[1], out.with_name("second")))
+    assert (
+        code == 1
+        and err == "nosology: notes.jsonl row 1: not a line of JSON (Expecting value); no row of the file can be read\n"
+    )

@@ -94,3 +94,15 @@ def test_ranks_are_by_likely_weight_then_drg_then_risk():
     assert (first.weight.low, first.weight.likely, first.weight.high) == (0.2, 0.3, 0.4)
     assert first.risk.encounters == 2 and ranked[1].risk.encounters == 0
     assert rank_gaps(items[::-1], {}) == ranked
+
+
+def test_an_answer_that_cannot_be_grouped_changes_no_drg():
+    ungrouped, other = Answer("D63.8", None, None, 0.1), Answer("D62", 194, 0.2, 0.1)
+    assert not gap("q", ungrouped).can_change_drg and gap("q", ungrouped, other).can_change_drg
+    items = [
+        EncounterGap("1", "surgery", gap("q", ungrouped), ()),
+        EncounterGap("2", "surgery", gap("q", ungrouped, other), ()),
+    ]
+    (ranked,) = rank_gaps(items, {})
+    assert (ranked.encounters, ranked.drg_can_change, ranked.drg_likely) == (2, 1, 0.5)
+    assert gap("q", other, drg=None).can_change_drg  # the claim itself has none

@@ -83,11 +83,11 @@ def test_wrong_fields_and_repeated_ids_are_counted(run, tmp_path):
     )
     out = tmp_path / "out"
     code, printed, err = run("gaps", "--notes", notes, "--out", out)
-    assert code == 0 and "3 encounters" in printed
+    assert code == 1 and "3 encounters" in printed
     assert "1 encounters could not be used" in err and "1 rows with the id of an earlier row" in err
     records = [json.loads(line) for line in (out / "encounters.jsonl").read_text("utf-8").splitlines()]
     assert [record["id"] for record in records] == ["d", "a", "b", "c"]
-    assert "note 1: date must be" in records[0]["error"] and "Secret" not in str(records) + err
+    assert "notes.jsonl row 1: date must be" in records[0]["error"] and "Secret" not in str(records) + err
     summary = json.loads((out / "gaps.json").read_text("utf-8"))
     assert (summary["encounters"], summary["not_used"], summary["repeated_ids"]) == (3, 1, 1)
 
@@ -150,3 +150,24 @@ def test_a_specialty_may_have_a_lone_surrogate(run, tmp_path):
     code, printed, _ = run("gaps", "--notes", notes, "--out", tmp_path / "out")
     assert code == 0 and "3 encounters" in printed
     assert "Medi?cine" in (tmp_path / "out" / "ranked.csv").read_text("utf-8")
+
+
+def test_notes_that_cannot_be_read_are_named_and_the_others_have_their_gaps(run, tmp_path):
+    notes, _ = write_inputs(tmp_path)
+    page = json.dumps({"id": "h", "text": "<html><body>SECRETNAME has gout</body></html>"})
+    notes.write_text("\n".join([page, '{"id": "SECRETNAME', notes.read_text("utf-8")]), encoding="utf-8")
+    out = tmp_path / "out"
+    code, printed, err = run("gaps", "--notes", notes, "--out", out)
+    assert code == 1 and "3 encounters" in printed and "SECRETNAME" not in printed + err
+    assert "caution: h cannot be used: notes.jsonl row 1: the note is HTML or XML" in err
+    assert "caution: notes.jsonl row 2: not a line of JSON" in err and "caution: 1 malformed rows were left out" in err
+    summary = json.loads((out / "gaps.json").read_text("utf-8"))
+    assert (summary["encounters"], summary["not_used"], summary["malformed_rows"]) == (3, 1, 1)
+    assert "1 malformed rows" in (out / "index.html").read_text("utf-8")
+    assert run("gaps", "--notes", notes, "--out", out)[0] == 1  # all encounters are done
+
+
+def test_a_file_without_notes_is_named(run, tmp_path):
+    (tmp_path / "notes.csv").write_text("id,text\n", encoding="utf-8")
+    code, printed, err = run("gaps", "--notes", tmp_path / "notes.csv", "--out", tmp_path / "out")
+    assert code == 0 and "0 encounters" in printed and err == f"caution: {tmp_path / 'notes.csv'} has no note\n"

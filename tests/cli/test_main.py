@@ -119,6 +119,36 @@ def test_what_is_no_text_is_named_and_the_others_have_their_codes(run, request, 
     assert code == 1 and "\n4: 1 code" in out and "\n3: " not in out and "page.txt" not in out
 
 
+MALFORMED_ROWS = {
+    "notes.csv": ("id,text\na,type 2 diabetes\nb,{0},{0}\n{0}\nc,type 2 diabetes\n", (3, 4)),
+    "notes.jsonl": (
+        '{{"id": "{0}\n{{"id": "a", "text": "type 2 diabetes"}}\n["{0}"]\n{{"id": "{0}", "text": 7}}\n'
+        '{{"id": "c", "text": "type 2 diabetes"}}\n',
+        (1, 3, 4),
+    ),
+}
+
+
+@pytest.mark.parametrize("command", [["code", "day-one", "--json"], ["claim", "--json"]], ids=lambda words: words[0])
+@pytest.mark.parametrize("name", MALFORMED_ROWS)
+def test_malformed_rows_are_named_and_the_other_notes_have_their_codes(run, tmp_path, command, name):
+    content, rows = MALFORMED_ROWS[name]
+    (tmp_path / name).write_text(content.format(SECRET))
+    code, out, err = run(*command, tmp_path / name)
+    assert code == 1 and [json.loads(line)["id"] for line in out.splitlines()] == ["a", "c"]
+    *cautions, last = err.splitlines()
+    assert [line.partition(": ")[2].split(":")[0] for line in cautions] == [f"{name} row {row}" for row in rows]
+    assert all(line.endswith("; the row is left out") for line in cautions) and SECRET not in out + err
+    assert last == f"caution: {len(rows)} notes could not be used"
+
+
+def test_explain_goes_on_after_a_malformed_row(run, small_bundle, tmp_path):
+    (tmp_path / "notes.csv").write_text(f"id,text\n1,type 2 diabetes\n{SECRET}\n2,type 2 diabetes\n")
+    code, out, err = run("explain", small_bundle, tmp_path / "notes.csv", "--code", "E11.9", "--json")
+    assert code == 1 and [json.loads(line)["note"] for line in out.splitlines()] == ["1", "2"]
+    assert "notes.csv row 3: must have 2 fields, as the header; got 1 field" in err and SECRET not in out + err
+
+
 def test_repeated_ids_are_counted_by_file(run, small_bundle, tmp_path):
     for name, ids in {"once.csv": "1 2", "twice.csv": "3 3 4", "again.csv": "1 3 5"}.items():
         (tmp_path / name).write_text("id,text\n" + "".join(f"{i},diabetes\n" for i in ids.split()))
@@ -210,7 +240,26 @@ def test_settings_when_coding(run, small_bundle, tmp_path):
         (["code", "/no/bundle", "{note}"], "is no bundle: it holds no bundle.json"),
         (["code", "{bundle}", "/no/note.txt"], "no such file: /no/note.txt"),
         (["code", "{bundle}", "{note}", "--release", "1066"], "release must be one of"),
-        (["code", "{bundle}", "{broken}"], "broken.jsonl row 2"),
+        (["gaps", "--notes", "{corpus}", "--out", "{out}"], "is a folder; give a notes file"),
+        (["audit", "--notes", "{corpus}", "--billed", "{codes}", "--out", "{out}"], "is a folder; give a notes file"),
+        (["audit", "--notes", "{broken}", "--billed", "{corpus}", "--out", "{out}"], "give a file of billed codes"),
+        (
+            ["audit", "--notes", "{broken}", "--billed", "{codes}", "--out", "{out}", "--claim-id", "x"],
+            "--claim-id must be one of account, record; got 'x'",
+        ),
+        (
+            ["audit", "--notes", "{broken}", "--billed", "{codes}", "--out", "{out}", "--claim-id", "record"],
+            "--claim-id has no effect for bills that are no 837 claims",
+        ),
+        (["corpus", "prepare", "table", "{corpus}/x.csv", "--out", "{out}"], "x.csv: no such notes file"),
+        (["train", "{binary}", "--corpus", "{corpus}", "--out", "{out}"], "cannot read the recipe"),
+        (["train", "{binary}", "--corpus", "{corpus}", "--out", "{out}"], "it is not text in UTF-8"),
+        (
+            ["explain", "{bundle}", "--corpus", "{corpus}", "--split", "tset"],
+            "split must be one of train, dev, test, all",
+        ),
+        (["explain", "{bundle}", "{note}", "--code", "Z99.999"], "code must be one that the coder knows"),
+        (["explain", "/no/bundle", "{note}"], "is no bundle: it holds no bundle.json"),
         (["code", "{bundle}", "{note}", "--system", "icd11"], "system must be one of icd9cm"),
         (["code", "{bundle}", "{note}", "--codes", "{codes}"], "it knows only the codes it was trained on"),
         (["code", "{bundle}", "{note}", "--codes", "{broken}"], "must name the columns code, description, system"),
@@ -255,6 +304,8 @@ def test_invalid_input_gives_an_error_of_one_sentence(run, words, sentence, smal
     codes.write_text("code\nI50.9\n")
     places = {"corpus": small_corpus.folder, "bundle": small_bundle, "note": note, "broken": broken, "out": out}
     places["codes"] = codes
+    places["binary"] = tmp_path / "recipe.toml"
+    places["binary"].write_bytes(b"\xff\xfe\x00")
     code, _, err = run(*(word.format(**places) for word in words))
     assert code != 0
     assert sentence in err
@@ -677,3 +728,10 @@ def test_commands_that_end_show_that_they_go_on(monkeypatch, words, shown):
     monkeypatch.setattr("sys.argv", ["nosology", *words])
     cli.main()
     assert titles == shown
+
+
+@pytest.mark.parametrize("words", ALL_COMMANDS)
+def test_help_texts_have_one_wording_for_what_may_be_repeated(run, words):
+    text = " ".join(run(*words, "--help")[1].split())
+    assert text and "several times" not in text and "can be repeated" not in text
+    assert "--set SECTION.KEY=VALUE" not in text or "Change one setting; may be repeated." in text

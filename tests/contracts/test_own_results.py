@@ -61,7 +61,7 @@ def test_records_of_encounters(records, tmp_path_factory, kind, data):
     else:
         content = data.draw(damaged((folder / name).read_bytes()))
     (folder / name).write_bytes(content)
-    outcome(lambda: kind(folder, {"package": "1"}).finish({"repeated_ids": 0}))
+    outcome(lambda: kind(folder, {"package": "1"}).finish({"repeated_ids": 0, "malformed_rows": 0}))
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,10 @@
 """Work on several cores."""
 
+import os
 import signal
 import subprocess
 import sys
+import time
 import warnings
 from pathlib import Path
 
@@ -61,3 +63,31 @@ def test_processes_end_when_the_first_one_is_killed(blocked, pause):
         first.send_signal(signal.SIGKILL)
         first.wait()
         assert end_of(processes) == []
+
+
+INTERRUPTED = """
+import sys, time, warnings
+from nosology.core.parallel import parallel_map
+
+warnings.simplefilter("ignore")  # those of libraries, as the command line does
+try:
+    list(parallel_map(time.sleep, [(30,)] * 8, 4))
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+@pytest.mark.parametrize("pause", [0.05, 0.3, 5])
+def test_ctrl_c_while_processes_start_or_work_prints_nothing_and_leaves_nothing(tmp_path, pause):
+    environment = os.environ | {"JOBLIB_TEMP_FOLDER": str(tmp_path)}
+    command = [sys.executable, "-c", INTERRUPTED]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True, env=environment) as first:
+        while len(processes := family(first.pid)) < 5:  # the first one, two that clean up, and some that work
+            assert first.poll() is None
+            time.sleep(0.01)
+        time.sleep(pause)
+        processes = family(first.pid)
+        os.killpg(first.pid, signal.SIGINT)  # as a terminal does
+        _, printed = first.communicate(timeout=120)
+        assert (first.returncode, printed) == (130, "")
+        assert end_of(processes) == [] and not list(tmp_path.iterdir())

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from nosology.core import Code, DataError, Evidence, Note
-from nosology.corpora.notes_file import note_from_json, note_to_json, read_notes
+from nosology.corpora.notes_file import note_from_json, note_to_json, read_notes, read_well_formed_notes
 from nosology.corpora.plain_text import count_controls
 from nosology.corpora.text_files import InputFile
 from nosology.corpora.validation import RecordValidator
@@ -210,6 +210,37 @@ def test_invalid_files_raise_data_error(tmp_path):
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress((tmp_path / "b.jsonl").read_bytes())[:-20])
     with pytest.raises(DataError, match="not a complete gzip file"):
         list(read_notes(tmp_path / "b.jsonl.gz"))
+
+
+WHOLE_FILES = {
+    "text": ("notes.jsonl", "The patient is a secret.\n" * 3, r"row 1: not a line of JSON .*; no row of the file"),
+    "a long text": ("notes.jsonl", "secret\n" * 1000, r"row 1: not a line of JSON .*; nor can any of the next 99 rows"),
+    "a JSON list": ("notes.json", '[\n{"id": "1",\n"text": "secret"}\n]', r"row 1: not a line of JSON .*; no row"),
+    "no header": ("notes.csv", "7,secret\n", "row 1: missing column id, text in the header"),
+    # Lines of the text could pass for rows.
+    "an open quote": ("notes.csv", 'id,text\n1,"word" more\n2,secret\n', "row 2: not a well-formed row"),
+}
+
+
+@pytest.mark.parametrize("case", WHOLE_FILES)
+def test_a_file_that_is_malformed_as_a_whole_is_one_error(tmp_path, case):
+    name, content, message = WHOLE_FILES[case]
+    (tmp_path / name).write_text(content)
+    malformed = []
+    with pytest.raises(DataError, match=message) as raised:
+        list(read_well_formed_notes(tmp_path / name, malformed.append))
+    assert not malformed and "secret" not in str(raised.value)
+
+
+def test_malformed_rows_are_left_out(tmp_path):
+    (tmp_path / "notes.csv").write_text("id,text,codes\n1,word,x y z\n2,secret\n,secret,\n3,word,\n")
+    malformed = []
+    found = list(read_well_formed_notes(tmp_path / "notes.csv", malformed.append))
+    assert [(row, note.id, note.codes) for row, note in found] == [(2, "1", ()), (5, "3", ())]
+    assert [str(error) for error in malformed] == [
+        "notes.csv row 3: must have 3 fields, as the header; got 2 fields",
+        "notes.csv row 4: id is missing or empty",
+    ]
 
 
 def stream_content(tmp_path, suffix):

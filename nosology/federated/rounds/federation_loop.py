@@ -54,8 +54,9 @@ class FederationLoop(ABC):
 
     def __init__(self, recipe: FederatedRecipe, report: Report):
         self.check(recipe)
-        self.recipe, self.settings, self.report = recipe, recipe.federation, report
-        self.learner = learner_of(recipe)
+        self.recipe = outcome.with_resolved_precision(recipe)
+        self.settings, self.report = recipe.federation, report
+        self.learner = learner_of(self.recipe)
         self.rounds = self.learner.rounds
         self.refused: dict[str, str] = {}  # sites that do not take part, and why
         self._dev: SiteCounts | None = None  # of all sites, after the last round

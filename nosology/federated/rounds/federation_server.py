@@ -37,7 +37,7 @@ class FlowerFederation(FederationLoop):
 
     def __init__(self, grid: SiteGrid, recipe: FederatedRecipe, report: Report = lambda line: None):
         super().__init__(recipe, report)
-        self.participants = Participants(grid, recipe)
+        self.participants = Participants(grid, self.recipe)
         self.refused = self.participants.refused
         self.strategy = ValidatingStrategy(self.settings, recipe.seed)
 

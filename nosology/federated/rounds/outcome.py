@@ -40,6 +40,17 @@ def check_recipe(recipe: FederatedRecipe) -> None:
             raise ConfigError(f"labels.{name} must not be set in a federation (federation.min_notes); got {value}")
 
 
+def with_resolved_precision(recipe: FederatedRecipe) -> FederatedRecipe:
+    """The recipe with fp32 in place of the precision "auto", which sites with and without a GPU would read differently.
+
+    Recipes without nets have no precision.
+    """
+    training = getattr(recipe, "training", None)
+    if training is None or training.precision != "auto":
+        return recipe
+    return recipe.model_copy(update={"training": training.model_copy(update={"precision": "fp32"})})
+
+
 def build_bundle(
     setup: FederationSetup,
     checkpoint: RoundCheckpoint,

@@ -57,6 +57,13 @@ class PartScorer:
         """The probabilities (B, L_i) of each part."""
         return [part.model.probabilities(notes) for part in self.parts]
 
+    def means(self, probabilities: Sequence[np.ndarray]) -> np.ndarray:
+        """The mean probability (B, L) of the parts, 0 for a part that does not know the code."""
+        means = np.zeros((len(probabilities[0]), len(self.labels)), dtype=np.float32)
+        for block, label_of in zip(probabilities, self.label_of):
+            means[:, label_of] += block / len(probabilities)
+        return means
+
     def cells(self, probabilities: Sequence[np.ndarray]) -> CandidateCells:
         """The cells of B notes with these probabilities (B, L_i): the highest of each part, where they are above 0."""
         tops = [_top(block, self.candidates) for block in probabilities]
@@ -97,6 +104,17 @@ class PartScorer:
         ]
         own = np.stack([logits, np.log1p(ranks), known], 2).reshape(len(rows), 3 * len(self.parts))
         return np.concatenate([own, np.stack(shared, 1)], 1).astype(np.float32)
+
+
+def fill_scores(scores: np.ndarray, rows: np.ndarray, labels: np.ndarray, stacked: np.ndarray) -> None:
+    """Makes means (B, L) of the parts the probabilities of the stacked coder: the cells (N,) have those of the stacker.
+
+    Other codes keep their mean, but are never above the lowest cell of their note.
+    """
+    lowest = np.ones(len(scores), dtype=np.float32)
+    np.minimum.at(lowest, rows, stacked)
+    np.minimum(scores, lowest[:, None], out=scores)
+    scores[rows, labels] = stacked
 
 
 def _top(block: np.ndarray, count: int) -> np.ndarray:

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save
 from nosology.core import EvidenceSpan, Note
 from nosology.core.label_space import LabelSpace
 from nosology.models.bundle import Bundle
-from nosology.models.stacked.candidate_cells import PartScorer
+from nosology.models.stacked.candidate_cells import PartScorer, fill_scores
 from nosology.models.stacked.stacker import Stacker
 
 BATCH = 256  # notes whose scores of all parts are in memory together; the lexicon codes so many on all cores
@@ -55,20 +55,14 @@ class Stacked:
         """Probabilities (B, L). Codes that no part ranks among its candidates are below all candidates of a note."""
         probabilities = np.zeros((len(notes), len(self.labels)), dtype=np.float32)
         for start in range(0, len(notes), BATCH):
-            self._fill(probabilities[start : start + BATCH], notes[start : start + BATCH])
+            probabilities[start : start + BATCH] = self._batch_probabilities(notes[start : start + BATCH])
         return probabilities
 
-    def _fill(self, probabilities: np.ndarray, notes: Sequence[Note]) -> None:
-        """Writes the probabilities (b, L) of some notes."""
+    def _batch_probabilities(self, notes: Sequence[Note]) -> np.ndarray:
         of_parts = self.scorer.probabilities(notes)
-        cells = self.scorer.cells(of_parts)
-        stacked = self.stacker.probabilities(cells.features)
-        for block, label_of in zip(of_parts, self.scorer.label_of):
-            probabilities[:, label_of] += block / len(of_parts)
-        lowest = np.ones(len(notes), dtype=np.float32)
-        np.minimum.at(lowest, cells.rows, stacked)
-        np.minimum(probabilities, lowest[:, None], out=probabilities)
-        probabilities[cells.rows, cells.labels] = stacked
+        cells, probabilities = self.scorer.cells(of_parts), self.scorer.means(of_parts)
+        fill_scores(probabilities, cells.rows, cells.labels, self.stacker.probabilities(cells.features))
+        return probabilities
 
     def evidence(self, note: Note, labels: Sequence[int], limit: int = 5) -> list[list[EvidenceSpan]]:
         """For each label, the spans of the part with the highest probability for it; of the next one if it has none."""

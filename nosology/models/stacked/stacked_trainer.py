@@ -3,7 +3,8 @@
 A part looks better on notes that it was trained on, or on which its epochs and thresholds were chosen, than on new
 notes. The stacker would trust it too much. So it learns from other notes: from a share of many dev notes, the rest of
 which tunes the parts, or, with few dev notes, from folds of the train notes. For each fold the parts are trained
-without it. The threshold is tuned on probabilities of stackers that were fitted without the note.
+without it. The threshold is tuned on probabilities of stackers that were fitted without the note, for all codes that
+the coder serves: also those that no part ranks among its candidates.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from nosology.corpora.group_splits import group_folds, group_names, sample_group
 from nosology.evaluation.decision import Decision
 from nosology.models.bundle import Bundle
 from nosology.models.registry import load_class
-from nosology.models.stacked.candidate_cells import PartScorer
+from nosology.models.stacked.candidate_cells import PartScorer, fill_scores
 from nosology.models.stacked.stacked_model import BATCH, Stacked
 from nosology.models.stacked.stacked_settings import StackedRecipe
 from nosology.models.stacked.stacker import Stacker
@@ -53,8 +54,26 @@ class HeldOutCells:
     features: np.ndarray  # (N, F)
     rows: np.ndarray  # (N,) note of each cell
     codes: list[Code]  # of each cell
+    counted: np.ndarray  # (N,) bool: codes of other ICD versions than those of the note are unknown
     gold: list[tuple[Code, ...]]  # of each note
+    versions: np.ndarray  # of each note, as bits
     groups: list[str]  # of each note: a patient, and notes that repeat each other
+    means: list[tuple[tuple[Code, ...], np.ndarray]]  # of the next b notes: codes, mean probabilities (b, codes)
+
+    @property
+    def labels(self) -> LabelSpace:
+        """All codes with a probability."""
+        return LabelSpace(sorted({code for codes, _ in self.means for code in codes}))
+
+    def probabilities(self, labels: LabelSpace, stacked: np.ndarray) -> np.ndarray:
+        """The probabilities (B, L) that the coder serves; 0 for codes that are unknown. stacked: of the cells (N,)."""
+        scores, start = np.zeros((len(self.gold), len(labels)), dtype=np.float32), 0
+        for codes, block in self.means:
+            scores[start : start + len(block), [labels.column(code) for code in codes]] = block
+            start += len(block)
+        fill_scores(scores, self.rows, np.array([labels.column(code) for code in self.codes], dtype=np.int64), stacked)
+        scores[(self.versions[:, None] & label_versions(labels)) == 0] = 0
+        return scores
 
     @property
     def target(self) -> np.ndarray:
@@ -70,8 +89,11 @@ class HeldOutCells:
             np.concatenate([piece.features for piece in pieces]),
             np.concatenate([piece.rows + start for piece, start in zip(pieces, first)]),
             [code for piece in pieces for code in piece.codes],
+            np.concatenate([piece.counted for piece in pieces]),
             [codes for piece in pieces for codes in piece.gold],
+            np.concatenate([piece.versions for piece in pieces]),
             [group for piece in pieces for group in piece.groups],
+            [block for piece in pieces for block in piece.means],
         )
 
 
@@ -95,12 +117,13 @@ class StackedTrainer(CoderTrainer[StackedRecipe]):
         if not target.any():
             raise DataError("no part finds a true code of the held-out notes: there is nothing to stack")
         with activity("fitting the stacker"):
-            stacker = Stacker.fit(cells.features, target, self.recipe.stacking, self.recipe.seed)
+            counted = cells.counted
+            stacker = Stacker.fit(cells.features[counted], target[counted], self.recipe.stacking, self.recipe.seed)
             decision = self._decision(cells, target)
         report = {
             "stacked_on": stacked_on,
             "stacked_notes": len(cells.gold),
-            "cells": len(target),
+            "cells": int(counted.sum()),
             "true_cells": int(target.sum()),
             "parts": {name: part.provenance["found"] for name, part in parts.items()},
         }
@@ -145,20 +168,23 @@ class StackedTrainer(CoderTrainer[StackedRecipe]):
         return parts
 
     def _cells(self, parts: Parts, examples: Examples, group: GroupOf) -> HeldOutCells:
-        """The cells of notes; codes of other ICD versions than those of a note are unknown and have no cell."""
+        """The cells of notes, and the mean probabilities of all codes."""
         scorer = PartScorer(list(parts.values()), self.recipe.stacking.candidates)
         versions, versions_of_labels = note_versions(examples.codes), label_versions(scorer.labels)
-        pieces, groups, start = [], [], 0
+        pieces, groups, means, start = [], [], [], 0
         for notes in batched(progress(examples.notes(), "scoring held-out notes", total=len(examples)), BATCH):
-            cells = scorer.cells(scorer.probabilities(notes))
-            rows = cells.rows + start
-            counted = (versions[rows] & versions_of_labels[cells.labels]) > 0
-            pieces.append((cells.features[counted], rows[counted], cells.labels[counted]))
+            of_parts = scorer.probabilities(notes)
+            cells, block = scorer.cells(of_parts), scorer.means(of_parts)
+            pieces.append((cells.features, cells.rows + start, cells.labels))
+            found = np.union1d(np.flatnonzero(block.any(0)), cells.labels)  # of a lexicon, most codes are in no note
+            means.append((tuple(scorer.labels.codes[label] for label in found), block[:, found]))
             groups += [group(note) for note in notes]
             start += len(notes)
         features, rows, labels = (np.concatenate(arrays) for arrays in zip(*pieces))
         codes = [scorer.labels.codes[label] for label in labels.tolist()]
-        return HeldOutCells(features, rows, codes, codes_in_systems(self.recipe.labels, examples.codes), groups)
+        counted = (versions[rows] & versions_of_labels[labels]) > 0
+        gold = codes_in_systems(self.recipe.labels, examples.codes)
+        return HeldOutCells(features, rows, codes, counted, gold, versions, groups, means)
 
     def _decision(self, cells: HeldOutCells, target: np.ndarray) -> Decision:
         """The decision, tuned on probabilities of stackers that were fitted without the note."""
@@ -166,13 +192,11 @@ class StackedTrainer(CoderTrainer[StackedRecipe]):
         probabilities = np.zeros(len(target), dtype=np.float32)
         for number in np.unique(fold):
             test = fold == number
-            fitted = ~test if not test.all() else test
+            fitted = (~test if not test.all() else test) & cells.counted
             stacker = Stacker.fit(cells.features[fitted], target[fitted], self.recipe.stacking, self.recipe.seed)
             probabilities[test] = stacker.probabilities(cells.features[test])
-        labels = LabelSpace(sorted(set(cells.codes)))
-        matrix = np.zeros((len(cells.gold), len(labels)), dtype=np.float32)
-        matrix[cells.rows, [labels.column(code) for code in cells.codes]] = probabilities
-        return Decision.tune(self.recipe.decision, labels, cells.gold, matrix)
+        labels = cells.labels
+        return Decision.tune(self.recipe.decision, labels, cells.gold, cells.probabilities(labels, probabilities))
 
 
 def _train_part(

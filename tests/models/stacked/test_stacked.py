@@ -8,10 +8,13 @@ import pytest
 
 from nosology.config import built_in, load_recipe
 from nosology.core import BundleError, Code, ConfigError, DataError
+from nosology.core.label_space import label_versions, note_versions
 from nosology.corpora.corpus import write_corpus
 from nosology.evaluation import examine
+from nosology.evaluation.decision import Decision
 from nosology.models.bundle import Bundle
 from nosology.models.linear.linear_trainer import LinearTrainer
+from nosology.models.stacked import stacked_trainer
 from nosology.models.stacked.candidate_cells import PartScorer
 from nosology.models.stacked.stacked_model import Stacked
 from nosology.models.stacked.stacked_trainer import StackedTrainer, _input_files
@@ -68,6 +71,44 @@ def test_stacker_follows_the_better_part(small_corpus, tmp_path):
     scores = {name: micro_f1(part, small_corpus) for name, part in bundle.model.parts.items()}
     assert scores["caml"] < scores["linear"] - 0.05
     assert micro_f1(bundle, small_corpus) >= scores["linear"] - 0.005
+
+
+@pytest.mark.parametrize("settings", SPLITS.values(), ids=SPLITS)
+def test_threshold_is_tuned_on_the_cells_that_are_served(halves, small_corpus, tmp_path, monkeypatch, settings):
+    """Also of codes that no part ranks among its candidates, which few candidates leave above the threshold."""
+    tuned, held_out = [], []
+    tune, cells = Decision.tune, StackedTrainer._cells
+
+    def spy_tune(recipe, labels, gold, probabilities):
+        tuned.append((labels, probabilities))
+        return tune(recipe, labels, gold, probabilities)
+
+    def spy_cells(self, parts, examples, group):
+        held_out.append((parts, list(examples.notes())))
+        return cells(self, parts, examples, group)
+
+    monkeypatch.setattr(stacked_trainer.Decision, "tune", spy_tune)
+    monkeypatch.setattr(StackedTrainer, "_cells", spy_cells)
+    recipe = load_recipe("stacked", [*halves, *QUICK, *settings, "stacking.candidates=1"])
+    bundle = train(recipe, [small_corpus], tmp_path / "b")
+    labels, matrix = tuned[-1]  # those before are of the parts
+    start = 0
+    for parts, notes in held_out:
+        served = Stacked(parts, bundle.model.stacker, 1)
+        columns = [served.labels.column(code) for code in labels.codes]
+        versions = note_versions([note.codes for note in notes])[:, None] & label_versions(labels)
+        expected = np.where(versions, served.probabilities(notes)[:, columns], 0)
+        block = matrix[start : start + len(notes)]
+        np.testing.assert_array_equal(block > 0, expected > 0)
+        scorer = served.scorer
+        others = np.ones(block.shape, dtype=bool)  # cells have probabilities of stackers without the note
+        candidates = scorer.cells(scorer.probabilities(notes))
+        others[candidates.rows, [labels.column(scorer.labels.codes[label]) for label in candidates.labels]] = False
+        assert (block[others] > 0).any()
+        lowest = np.where(~others & (versions > 0), block, 1).min(1)
+        assert (block <= lowest[:, None])[others].all()
+        start += len(notes)
+    assert start == len(matrix)
 
 
 def test_loaded_bundle_is_the_saved_one(stacked, small_corpus):
