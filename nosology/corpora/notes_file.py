@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,9 @@ from nosology.corpora.validation import (
 )
 
 FIELDS = ("id", "text", "patient", "site", "split", "lang", "codes", "evidence")
+_COLUMN_HINT = "; --column id=NAME --column text=NAME say which columns they are"
 _CLOSE = 0.8  # similarity of a misspelt name of a column
+_CODE_SEPARATORS = str.maketrans(dict.fromkeys(";,|/", " "))
 _FORMATS = {
     ".jsonl": "json",
     ".ndjson": "json",
@@ -55,6 +58,7 @@ def read_notes(
     system: str | None = None,
     coded: bool = True,
     plain: bool = True,
+    columns: Mapping[str, str] | None = None,
 ) -> Iterator[Note]:
     """The notes of a file, one by one.
 
@@ -66,6 +70,9 @@ def read_notes(
     system: the code system of codes without one.
 
     coded: False ignores codes and evidence. plain: False also returns notes that are not plain text.
+
+    columns: the column of the file from which a field is read, where it has another name; the field icd10pcs (or
+    another system) is a column of codes of that system. None: messages do not mention that columns can be named.
     """
     file, drops_notes, validator = input_file(source), validator is not None, validator or RecordValidator(strict=True)
     file_format = _format(file.name)
@@ -73,9 +80,19 @@ def read_notes(
         raise DataError(f"{file}: a notes file must end in .jsonl, .csv, .tsv (each also .gz) or .parquet")
     if not file.exists():
         raise DataError(f"{file}: no such notes file")
-    records = {"json": json_records, "table": _table_records, "parquet": _parquet_records}[file_format]
+    required = FIELDS[:2] if columns is None else [columns.get(name, name) for name in FIELDS[:2]]
+    records = {
+        "json": json_records,
+        "table": partial(_table_records, required=required, hint="" if columns is None else _COLUMN_HINT),
+        "parquet": _parquet_records,
+    }[file_format]
     is_first = True
     for row, record in records(file, validator):
+        if columns:
+            record = _renamed(record, columns, file if is_first else None)
+            of_system = {name: record.pop(name, None) for name in SYSTEMS if name in columns}
+            if coded and of_system:
+                record["codes"] = _codes_of_columns(record, of_system, file, row)
         if is_first and coded:
             validator.cautions += _column_cautions(file, list(record), is_table=file_format != "json")
         is_first = False
@@ -89,12 +106,37 @@ def read_notes(
 
 
 def read_notes_files(
-    sources: Sequence[Source], validator: RecordValidator, system: str | None = None, lang: str | None = None
+    sources: Sequence[Source],
+    validator: RecordValidator,
+    system: str | None = None,
+    lang: str | None = None,
+    columns: Mapping[str, str] | None = None,
 ) -> Iterator[Note]:
     """The notes of several files. `system` and `lang` apply to codes and notes without their own."""
     for source in sources:
-        for note in read_notes(source, validator, system=system):
+        for note in read_notes(source, validator, system=system, columns=columns or {}):
             yield note if note.lang or lang is None else replace(note, lang=lang)
+
+
+def _renamed(record: Mapping[str, Any], columns: Mapping[str, str], first_of: Source | None) -> dict[str, Any]:
+    """The record with its columns under the names of fields; what else has the name of such a field is left out.
+
+    first_of: the file, if this is its first record, which must have these columns.
+    """
+    if first_of is not None and (missing := [column for column in columns.values() if column not in record]):
+        raise DataError(f"{location(first_of, 0)}: missing column {', '.join(missing)}, which --column names")
+    left_out = {*columns, *columns.values()}
+    kept = {name: value for name, value in record.items() if name not in left_out}
+    return kept | {name: record[column] for name, column in columns.items() if column in record}
+
+
+def _codes_of_columns(record: Mapping[str, Any], of_system: Mapping[str, Any], file: Source, row: int) -> list[Any]:
+    """The codes of the field codes, then those of the fields for one system."""
+    codes = list(_list(record, "codes", file, row))
+    for name in of_system:
+        pairs = (_code_pair(item, name, file, row) for item in _list(of_system, name, file, row))
+        codes += [{"system": system, "code": code} for system, code in pairs]
+    return codes
 
 
 def _column_cautions(file: Source, names: list[str], *, is_table: bool) -> Iterator[str]:
@@ -181,11 +223,13 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return record
 
 
-def _table_records(source: Source, validator: RecordValidator) -> Iterator[tuple[int, dict[str, Any]]]:
+def _table_records(
+    source: Source, validator: RecordValidator, required: Sequence[str], hint: str
+) -> Iterator[tuple[int, dict[str, Any]]]:
     rows = table_rows(source, validator)
-    _, names = next(rows)
-    names = [name.lower() if name.lower() in FIELDS else name for name in names]
-    check_columns(source, names, FIELDS[:2], once=[name for name in names if name])
+    _, given = next(rows)
+    names = [name if name in required or name.lower() not in FIELDS else name.lower() for name in given]
+    check_columns(source, names, required, once=[name for name in names if name], hint=hint)
     for row, fields in rows:
         yield row, dict(zip(names, fields))
 
@@ -228,7 +272,7 @@ def _string(record: Mapping[str, Any], name: str, file: Source, row: int) -> str
 
 
 def _list(record: Mapping[str, Any], name: str, file: Source, row: int) -> list[Any]:
-    """The items of a list field. In a table it is JSON; codes may also be separated by semicolons, commas or blanks."""
+    """The items of a list field. In a table it is JSON; codes may also be separated by blanks and ; , | /."""
     value = record.get(name)
     if value is None or value == "" or value != value:
         return []
@@ -238,8 +282,8 @@ def _list(record: Mapping[str, Any], name: str, file: Source, row: int) -> list[
                 value = json.loads(value)
             except (ValueError, RecursionError) as error:
                 raise DataError(f"{location(file, row)}: {name} is not a JSON list") from error
-        elif name == "codes":
-            return value.replace(";", " ").replace(",", " ").split()
+        elif name == "codes" or name in SYSTEMS:
+            return value.translate(_CODE_SEPARATORS).split()
     if not isinstance(value, list):
         raise DataError(f"{location(file, row)}: {name} must be a list; got {type(value).__name__}")
     return value
