@@ -30,7 +30,7 @@ from nosology.corpora.validation import (
 FIELDS = ("id", "text", "patient", "site", "split", "lang", "codes", "evidence")
 _COLUMN_HINT = "; --column id=NAME --column text=NAME say which columns they are"
 _CLOSE = 0.8  # similarity of a misspelt name of a column
-_CODE_SEPARATORS = str.maketrans(dict.fromkeys(";,|/", " "))
+_CODE_SEPARATORS = str.maketrans(";,|/", " " * 4)
 _FORMATS = {
     ".jsonl": "json",
     ".ndjson": "json",

@@ -106,6 +106,9 @@ def test_negation_inside_another_phrase_negates_a_term(lexicon, text):
         "Influenza A and B negative",
         "Hepatitis A, B and C negative.",
         "Hypertension: No\nCough: none\n",
+        "any chest pain ?\n[patient] no",
+        "[doctor] have you had any chest pain or shortness of breath ? [patient] no , no",
+        "Do you have fever, chills or night sweats?",
     ],
 )
 def test_negative_answers_negate_the_question(lexicon, text):
@@ -116,6 +119,8 @@ def test_negative_answers_negate_the_question(lexicon, text):
     ("text", "code"),
     [
         ("Chest pain, ruled out for MI.", "R07.9"),
+        ("[doctor] do you have chest pain ?\n[patient] yes", "R07.9"),
+        ("Chest pain. Does he want a cardiology referral?", "R07.9"),
         ("(-) fever, (+) cough", "R05.9"),
         ("Fever (-), cough (+)", "R05.9"),
         ("HTN: no, DM: yes", "E11.9"),
