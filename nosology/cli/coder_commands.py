@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nosology.cli.command_group import CommandGroup, recipe_names, refuse_unused
-from nosology.cli.input_notes import ColumnOptions, InputNote, InputNotes, NoteArguments, parse_columns
+from nosology.cli.input_notes import ColumnOptions, InputNote, InputNotes, NoteArguments, SplitOption, parse_columns
 from nosology.core import Code, ConfigError, Note, Suggestion
 from nosology.core.errors import printable
 from nosology.core.progress import progress
@@ -84,7 +84,7 @@ def code(
             " as shared tasks want them.",
         ),
     ] = False,
-    split: Annotated[str | None, typer.Option(help="Of a corpus folder, code only the notes of this split.")] = None,
+    split: SplitOption = None,
     column: ColumnOptions = [],  # noqa: B006
     top: Annotated[
         int | None, typer.Option(min=1, help="Codes per note (default: all accepted codes; JSON: at least 50).")

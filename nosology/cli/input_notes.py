@@ -27,6 +27,7 @@ ColumnOptions = Annotated[
         help="In notes files, the field (id, text, ...) is in this column; may be given several times.",
     ),
 ]
+SplitOption = Annotated[str | None, typer.Option(help="Of a corpus folder, read only the notes of this split.")]
 
 
 def parse_columns(given: Sequence[str]) -> dict[str, str]:

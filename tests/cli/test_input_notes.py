@@ -31,6 +31,12 @@ def test_tsv_ranks_the_codes_of_a_split_as_evaluate_does(run, small_corpus, smal
     assert len(precisions) > 5 and sum(precisions) / len(precisions) == pytest.approx(metrics["map"], abs=1e-6)
 
 
+def test_claims_of_a_split(run, small_corpus):
+    code, out, _ = run("claim", small_corpus.folder, "--split", "test", "--json")
+    ids = [json.loads(line)["id"] for line in out.splitlines()]
+    assert code == 0 and ids == [note.id for note in small_corpus.notes("test")]
+
+
 def test_tsv_has_accepted_codes_only_without_top(run, small_corpus, small_bundle):
     code, out, _ = run("code", small_bundle, small_corpus.folder, "--tsv")
     as_json = run("code", small_bundle, small_corpus.folder, "--json")[1]
