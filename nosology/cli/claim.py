@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nosology.cli.input_notes import NOTES_HELP, InputNotes
+from nosology.cli.input_notes import ColumnOptions, InputNotes, NoteArguments, SplitOption, parse_columns
 from nosology.core import ConfigError
 from nosology.core.errors import printable
 from nosology.core.progress import progress
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def claim(
-    notes: Annotated[list[str], typer.Argument(metavar="NOTE...", help=NOTES_HELP)],
+    notes: NoteArguments,
     coder: Annotated[Path, typer.Option(metavar="BUNDLE", help="The bundle folder of a coder, or day-one.")] = Path(
         "day-one"
     ),
@@ -45,6 +45,8 @@ def claim(
             help="Of the claim's codes; icd9cm: for notes from before October 2015; icd10pcs: the procedures.",
         ),
     ] = "icd10cm",
+    split: SplitOption = None,
+    column: ColumnOptions = [],  # noqa: B006
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per note.")] = False,
 ) -> None:
     """Assign the code set of each note: final codes in billing order, what was left out and why, open questions.
@@ -62,7 +64,7 @@ def claim(
     _check_options(stated, system)
     loaded = None if system == "icd10pcs" else Coder.for_claims(coder, systems=["icd10cm"])
     freeze_objects()
-    read = InputNotes(notes, "claim")
+    read = InputNotes(notes, "claim", parse_columns(column), split)
     to_read = iter(read) if sys.stdout.isatty() else progress(read, "coding")  # a terminal shows the claims themselves
     for_encounters, to_code = tee(to_read) if loaded else (to_read, iter(()))
     # Procedures are read from the text.

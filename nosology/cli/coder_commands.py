@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nosology.cli.command_group import CommandGroup, recipe_names, refuse_unused
-from nosology.cli.input_notes import NOTES_HELP, InputNote, InputNotes
+from nosology.cli.input_notes import ColumnOptions, InputNote, InputNotes, NoteArguments, SplitOption, parse_columns
 from nosology.core import Code, ConfigError, Note, Suggestion
 from nosology.core.errors import printable
 from nosology.core.progress import progress
@@ -76,8 +76,18 @@ def train(
 
 def code(
     bundle: Annotated[Path, typer.Argument(help="The bundle folder, or day-one: every code, without training.")],
-    notes: Annotated[list[str], typer.Argument(metavar="NOTE...", help=NOTES_HELP)],
+    notes: NoteArguments,
     as_json: Annotated[bool, typer.Option("--json", help="Print predictions as JSON lines.")] = False,
+    as_tsv: Annotated[
+        bool,
+        typer.Option(
+            "--tsv",
+            help="Print a line per code: the id of the note, a tab, the code; of a note the most probable code first,"
+            " as shared tasks want them.",
+        ),
+    ] = False,
+    split: SplitOption = None,
+    column: ColumnOptions = [],  # noqa: B006
     top: Annotated[
         int | None, typer.Option(min=1, help="Codes per note (default: all accepted codes; JSON: at least 50).")
     ] = None,
@@ -121,7 +131,9 @@ def code(
 
     if engine != "ray":
         refuse_unused(("address",), "without --engine ray")
-    read = InputNotes(notes)
+    if as_json and as_tsv:
+        raise ConfigError("either --json or --tsv, not both")
+    read = InputNotes(notes, columns=parse_columns(column), split=split)
     for_errors, to_code = tee(read)
     if engine == "ray" and as_json and not settings:
         from nosology.serving.ray_engine import code_on_ray
@@ -141,8 +153,10 @@ def code(
     if coder.model.kind != "lexicon":
         refuse_unused(("workers",), f"without --engine ray for a {coder.model.kind} coder")
 
+    show = _json_line if as_json else _tsv_lines if as_tsv else _suggestions_text
+
     def coded(note: Note) -> str:
-        return _shown(note.id, next(coder.code_all([note], top)), as_json, only_accepted=not top)
+        return show(note.id, next(coder.code_all([note], top)), only_accepted=not top)
 
     freeze_objects()
     if coder.model.kind == "lexicon":
@@ -150,7 +164,7 @@ def code(
     else:
         for_ids, to_code = tee(to_code)
         shown = (
-            _shown(item.note.id, suggestions, as_json, only_accepted=not top)
+            show(item.note.id, suggestions, only_accepted=not top)
             for item, suggestions in zip(for_ids, coder.code_all((item.note for item in to_code), top))
         )
     _print_coded(for_errors, shown, as_json)
@@ -162,16 +176,20 @@ def _print_coded(notes: Iterable[InputNote], shown: Iterable[str], as_json: bool
     # A terminal shows the codes themselves.
     for text, item in zip(shown if sys.stdout.isatty() else progress(shown, "coding"), notes):
         if not item.error:
-            typer.echo(text)
+            typer.echo(text, nl=bool(text))
         elif as_json:
             typer.echo(_json({"id": item.note.id, "error": item.error}))
 
 
-def _shown(note_id: str, suggestions: list[Suggestion], as_json: bool, *, only_accepted: bool) -> str:
-    """The suggestions of a note as the command prints them."""
-    if as_json:
-        return _json({"id": note_id, "codes": [item.to_json() for item in suggestions]})
-    return _suggestions_text(note_id, [item for item in suggestions if item.accepted or not only_accepted])
+def _json_line(note_id: str, suggestions: list[Suggestion], *, only_accepted: bool) -> str:
+    """All suggestions of a note as JSON, which tells those that are accepted."""
+    return _json({"id": note_id, "codes": [item.to_json() for item in suggestions]})
+
+
+def _tsv_lines(note_id: str, suggestions: list[Suggestion], *, only_accepted: bool) -> str:
+    """A line with id and code per suggestion; nothing for a note without one."""
+    codes = [item.code for item in suggestions if item.accepted or not only_accepted]
+    return "\n".join(f"{printable(note_id)}\t{code}" for code in codes)
 
 
 def _json(value: Any) -> str:
@@ -201,8 +219,9 @@ def warn_of_unreadable_codes(codes: Sequence[Code], source: Path) -> None:
         )
 
 
-def _suggestions_text(note_id: str, suggestions: list[Suggestion]) -> str:
+def _suggestions_text(note_id: str, suggestions: list[Suggestion], *, only_accepted: bool) -> str:
     """The suggestions of a note: code, probability, description, and below them the text of the evidence."""
+    suggestions = [item for item in suggestions if item.accepted or not only_accepted]
     lines = [f"{printable(note_id)}: {len(suggestions)} code{'' if len(suggestions) == 1 else 's'}"]
     for item in suggestions:
         lines.append(f"  {item.code:<9}{item.probability:5.2f} {' ' if item.accepted else '?'} {item.description}")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nosology.cli.command_group import CommandGroup, refuse_unused, workbench_packages
+from nosology.cli.input_notes import ColumnOptions, parse_columns
 from nosology.core import ConfigError, DataError, Note
 from nosology.core.errors import printable
 from nosology.core.files import check_parent_folder
@@ -51,6 +52,7 @@ def prepare(
     drop_uncoded: Annotated[bool, typer.Option("--drop-uncoded", help="Drop notes without a code.")] = False,
     lang: Annotated[str | None, typer.Option(help="codiesp: es or en; table: language of notes without one.")] = None,
     system: Annotated[str | None, typer.Option(help="table: the system of codes without one.")] = None,
+    column: ColumnOptions = [],  # noqa: B006
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first value that would be dropped.")] = False,
 ) -> None:
     """Read a dataset and write it as a corpus folder."""
@@ -64,11 +66,19 @@ def prepare(
         drop_uncoded=drop_uncoded or None,
     )
     if kind == "reviews":
-        refuse_unused(("lang", "system", "strict"), "on reviews")
+        refuse_unused(("lang", "system", "column", "strict"), "on reviews")
         corpus = _prepare_reviews(paths, out, rules, splits or [])
     else:
         corpus = corpora_prepare.prepare(
-            kind, paths, out, recipe=rules, splits=splits or (), lang=lang, system=system, strict=strict
+            kind,
+            paths,
+            out,
+            recipe=rules,
+            splits=splits or (),
+            lang=lang,
+            system=system,
+            columns=parse_columns(column),
+            strict=strict,
         )
     _print_counts(corpus.manifest)
     for name, expected, actual in corpora_prepare.compare_with_expected(corpus):

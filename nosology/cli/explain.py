@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nosology.cli.command_group import refuse_unused
-from nosology.cli.input_notes import NOTES_HELP, InputNotes
+from nosology.cli.input_notes import NOTES_HELP, ColumnOptions, InputNotes, parse_columns
 from nosology.core import Code, CodeError, ConfigError, Note
 from nosology.core.errors import printable
 
@@ -40,6 +40,7 @@ def explain(
         ),
     ] = [],  # noqa: B006
     tokens: Annotated[int, typer.Option(min=1, help="Words per code.")] = 5,
+    note_columns: ColumnOptions = [],  # noqa: B006
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
     method: Annotated[
         list[str],
@@ -77,7 +78,7 @@ def explain(
         for column in columns:
             _print_row(_informative_words(loaded.model, column, tokens), as_json)
     else:
-        read = InputNotes(notes, "explain BUNDLE")
+        read = InputNotes(notes, "explain BUNDLE", parse_columns(note_columns))
         if method or out:
             rows = _attributions(loaded, read.usable(), columns, system, method, samples, tokens, out)
         else:
@@ -95,11 +96,11 @@ def explain(
 def _refuse_unused_options(notes: bool, code: bool, corpus: bool, method: list[str], out: Path | None) -> None:
     """ConfigError if an option was given that the others make meaningless."""
     if corpus:
-        refuse_unused(("notes", "code", "system", "tokens", "out"), "with --corpus")
+        refuse_unused(("notes", "code", "system", "tokens", "out", "note_columns"), "with --corpus")
     else:
         refuse_unused(("split", "limit"), "without --corpus")
         if not notes:
-            refuse_unused(("system", "method", "samples", "out"), "without a note")
+            refuse_unused(("system", "method", "samples", "out", "note_columns"), "without a note")
         if code:
             refuse_unused(("system",), "with --code")
         if not method and out is None:

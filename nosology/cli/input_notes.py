@@ -1,4 +1,4 @@
-"""The notes that a command reads: text files, notes files, standard input.
+"""The notes that a command reads: text files, notes files, corpus folders, standard input.
 
 A note that is not plain text, or a malformed row of a notes file, stops no other.
 """
@@ -7,16 +7,39 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import typer
 
-from nosology.core import DataError, Note
+from nosology.core import ConfigError, DataError, Note
 from nosology.core.errors import printable
 
-NOTES_HELP = "Text files, notes files (.jsonl, .csv, .parquet), or - for standard input."
+NOTES_HELP = "Text files, notes files (.jsonl, .csv, .parquet), corpus folders, or - for standard input."
+NoteArguments = Annotated[list[str], typer.Argument(metavar="NOTE...", help=NOTES_HELP)]
+ColumnOptions = Annotated[
+    list[str],
+    typer.Option(
+        "--column",
+        metavar="FIELD=COLUMN",
+        help="In notes files, the field (id, text, ...) is in this column; may be repeated.",
+    ),
+]
+SplitOption = Annotated[str | None, typer.Option(help="Of a corpus folder, read only the notes of this split.")]
+
+
+def parse_columns(given: Sequence[str]) -> dict[str, str]:
+    """field -> column of --column options. ConfigError if one has another form or names a field or column again."""
+    columns: dict[str, str] = {}
+    for option in given:
+        field, _, column = (part.strip() for part in option.partition("="))
+        if not (field and column):
+            raise ConfigError(f"--column must be FIELD=COLUMN, such as text=note; got {option!r}")
+        if field in columns or column in columns.values():
+            raise ConfigError(f"--column must name a field and a column once; got {option!r} in addition")
+        columns[field] = column
+    return columns
 
 
 class InputNote(NamedTuple):
@@ -31,17 +54,27 @@ class InputNotes:
     """Iterates over the notes of files (with the columns of notes files) and of standard input (-), lazily.
 
     Cautions name what cannot be used, is empty, or has the id of an earlier note. command: for the hint that a text can
-    be piped. failed: the number of notes so far that cannot be used.
+    be piped. failed: the number of notes so far that cannot be used. columns: see `read_notes`. split: that of the
+    notes of corpus folders, by default all.
     """
 
-    def __init__(self, names: Sequence[str], command: str = "code BUNDLE"):
+    def __init__(
+        self,
+        names: Sequence[str],
+        command: str = "code BUNDLE",
+        columns: Mapping[str, str] | None = None,
+        split: str | None = None,
+    ):
         self.names, self.command, self.failed = names, command, 0
+        self.columns, self.split = columns or {}, split
         self._ids: set[str] = set()
 
     def __iter__(self) -> Iterator[InputNote]:
         for name in self.names:
-            if name != "-":
+            if name != "-" and not _is_corpus(name):
                 _check_is_file(name, self.command)
+                if self.split is not None:
+                    raise ConfigError(f"--split applies to corpus folders; got {_shown(name)}")
         for name in self.names:
             read, repeated = 0, 0
             for item in self._of_file(name):
@@ -62,9 +95,12 @@ class InputNotes:
         from nosology.corpora.plain_text import check_text
         from nosology.corpora.text_files import InputFile, note_text, open_bytes
 
+        if name != "-" and _is_corpus(name):
+            yield from _of_corpus(name, self.split)
+            return
         file = InputFile(sys.stdin.buffer, "standard input") if name == "-" else InputFile(name)
         if name != "-" and is_notes_file(name):
-            for _, note in read_well_formed_notes(file, self._skip_row):
+            for _, note in read_well_formed_notes(file, self._skip_row, self.columns):
                 try:
                     check_text(note.text, "the note")
                 except DataError as error:
@@ -108,6 +144,23 @@ def _shown(name: str) -> str:
     return "standard input" if name == "-" else printable(name)
 
 
+def _is_corpus(name: str) -> bool:
+    from nosology.corpora.corpus import MANIFEST
+
+    return os.path.isfile(os.path.join(name, MANIFEST))  # noqa: PTH113, PTH118 (False for a text that is too long)
+
+
+def _of_corpus(name: str, split: str | None) -> Iterator[InputNote]:
+    """The notes of a split of a corpus; DataError if it has none."""
+    from nosology.corpora.corpus import Corpus
+
+    corpus = Corpus.open(name)
+    splits = corpus.manifest["counts"]["splits"]
+    if split is not None and split not in splits:
+        raise DataError(f"{name} has no {split} notes; its splits: {', '.join(sorted(splits)) or 'none'}")
+    return (InputNote(note, name) for note in corpus.notes(split))
+
+
 def _check_is_file(name: str, command: str) -> None:
     """Raises DataError with a hint if this is no file. An argument that may be the text of a note is not shown."""
     if os.path.isfile(name):  # noqa: PTH113 (False, not an error, for a text that is too long for a path)
@@ -115,7 +168,7 @@ def _check_is_file(name: str, command: str) -> None:
     if os.path.exists(name) and Path(name).is_fifo():  # noqa: PTH110 (such as <(command) of a shell)
         return
     if os.path.isdir(name):  # noqa: PTH112
-        raise DataError(f"{name} is a folder; give its files, for example {Path(name) / '*.txt'}")
+        raise DataError(f"{name} is a folder without a corpus; give its files, for example {Path(name) / '*.txt'}")
     is_text = len(name.split()) > 2 or len(name) > 200
     missing = "NOTE must be a file" if is_text else f"no such file: {name} (NOTE must be a text file or a notes file"
     raise DataError(f"{missing}{'' if is_text else ')'}; to code a text, pipe it: echo TEXT | nosology {command} -")

@@ -18,7 +18,8 @@ _SECTIONS = {"CLINICAL_HISTORY": "History", "IMPRESSION": "Impression"}
 def read_cmc2007(paths: Sequence[Path], validator: RecordValidator) -> Iterator[Note]:
     """The reports of each file with the codes of the majority of coders; the test file has no codes.
 
-    The text is two lines, "History: ..." and "Impression: ...". Rows in messages are reports.
+    The text is two lines, "History: ..." and "Impression: ...". A file with train or test in its name is that split:
+    otherwise the test file would be training notes without codes. Rows in messages are reports.
     """
     for path in paths:
         files = sorted(path.glob("*.xml")) if path.is_dir() else [path]
@@ -30,12 +31,12 @@ def read_cmc2007(paths: Sequence[Path], validator: RecordValidator) -> Iterator[
 
 def _read_file(path: Path, validator: RecordValidator) -> Iterator[Note]:
     _refuse_doctype(path)
-    row = 0
+    row, split = 0, next((split for split in ("train", "test") if split in path.name.lower()), None)
     with open_bytes(path) as file:
         for _, element in ElementTree.iterparse(file):
             if element.tag == "doc":
                 row += 1
-                note = _note(element, path, row, validator)
+                note = _note(element, path, row, split, validator)
                 if validator.accepts(note.id, note.text, path, row):
                     yield note
                 element.clear()
@@ -43,7 +44,7 @@ def _read_file(path: Path, validator: RecordValidator) -> Iterator[Note]:
         raise DataError(f"{path} has no report; it must have docs / doc elements")
 
 
-def _note(doc: ElementTree.Element, path: Path, row: int, validator: RecordValidator) -> Note:
+def _note(doc: ElementTree.Element, path: Path, row: int, split: str | None, validator: RecordValidator) -> Note:
     note_id = (doc.get("id") or "").strip()
     if not note_id:
         raise DataError(f"{location(path, row)}: a doc has no id")
@@ -54,7 +55,7 @@ def _note(doc: ElementTree.Element, path: Path, row: int, validator: RecordValid
     lines = [f"{title}: {' '.join(sections[name])}" for name, title in _SECTIONS.items() if any(sections[name])]
     codes = [("icd9cm", code.text or "") for code in doc.iter("code") if code.get("origin") == _MAJORITY]
     text = validator.clean_text("\n".join(lines), path, row)
-    return Note(note_id, text, lang="en", codes=validator.parse_codes(codes, path, row))
+    return Note(note_id, text, split=split, lang="en", codes=validator.parse_codes(codes, path, row))
 
 
 def _refuse_doctype(path: Path) -> None:

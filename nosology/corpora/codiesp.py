@@ -85,17 +85,18 @@ def _read_evidence(path: Path, validator: RecordValidator) -> dict[str, list[Evi
 
 
 def _parse_spans(raw: str) -> list[tuple[int, int]] | None:
-    """The spans of "307 316;348 361", None if the text has another form."""
+    """The spans of "307 316;348 361", None if the text has another form. Some evidence has an empty part: "0 3;5 5"."""
     spans = []
     for part in raw.strip().split(";"):
         numbers = part.split()
         if len(numbers) != 2 or not all(number.isdecimal() for number in numbers):
             return None
         start, end = map(int, numbers)
-        if start >= end:
+        if start > end:
             return None
-        spans.append((start, end))
-    return spans
+        if start < end:
+            spans.append((start, end))
+    return spans or None
 
 
 def _tsv_rows(path: Path, width: int, validator: RecordValidator) -> Iterator[tuple[int, list[str]]]:

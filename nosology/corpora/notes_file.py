@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -28,8 +28,10 @@ from nosology.corpora.validation import (
 )
 
 FIELDS = ("id", "text", "patient", "site", "split", "lang", "codes", "evidence")
+_COLUMN_HINT = "; --column id=NAME --column text=NAME say which columns they are"
 _CLOSE = 0.8  # similarity of a misspelt name of a column
 _MOST_MALFORMED = 100  # rows before the first one that can be read: such a file has another format
+_CODE_SEPARATORS = str.maketrans(";,|/", " " * 4)
 _FORMATS = {
     ".jsonl": "json",
     ".ndjson": "json",
@@ -56,6 +58,7 @@ def read_notes(
     *,
     system: str | None = None,
     coded: bool = True,
+    columns: Mapping[str, str] | None = None,
 ) -> Iterator[Note]:
     """The notes of a file, one by one.
 
@@ -67,15 +70,21 @@ def read_notes(
     system: the code system of codes without one.
 
     coded: False ignores codes and evidence.
+
+    columns: the column of the file from which a field is read, where it has another name; the field icd10pcs (or
+    another system) is a column of codes of that system. None: messages do not mention that columns can be named.
     """
     file, drops_notes, validator = input_file(source), validator is not None, validator or RecordValidator(strict=True)
     is_first = True
-    for row, record in _records(file, validator):
+    for row, record in _records(file, validator, columns=columns):
+        if coded and columns and (systems := [name for name in SYSTEMS if name in columns]):
+            of_systems = {name: record.pop(name, None) for name in systems}
+            record["codes"] = _codes_of_columns(record, of_systems, file, row)
         if is_first and coded:
             validator.cautions += _column_cautions(file, list(record), is_table=_format(file.name) != "json")
         is_first = False
         if not coded:
-            record = _without_codes(record)
+            record = _without_codes(record, columns)
         note = note_from_json(record, validator, file=file, row=row, system=system)
         if drops_notes and not validator.accepts(note.id, note.text, file, row):
             continue
@@ -83,11 +92,15 @@ def read_notes(
             yield note
 
 
-def read_well_formed_notes(source: Source, malformed: Callable[[DataError], None]) -> Iterator[tuple[int, Note]]:
+def read_well_formed_notes(
+    source: Source, malformed: Callable[[DataError], None], columns: Mapping[str, str] | None = None
+) -> Iterator[tuple[int, Note]]:
     """(row, note) of each row that can be read, one by one, without codes and evidence; texts are not checked.
 
     malformed: is called with the error of each other row, which is left out. The message has file and row, and nothing
     of the content. DataError if the file cannot be read as a notes file, or none of its first rows.
+
+    columns: as in `read_notes`.
     """
     file, validator = input_file(source), RecordValidator(strict=True)
     first: list[DataError] | None = []  # of the rows before the first note; None after it
@@ -100,9 +113,9 @@ def read_well_formed_notes(source: Source, malformed: Callable[[DataError], None
         if len(first) == _MOST_MALFORMED:
             raise DataError(f"{first[0]}; nor can any of the next {_MOST_MALFORMED - 1} rows be read") from error
 
-    for row, record in _records(file, validator, skip):
+    for row, record in _records(file, validator, skip, columns):
         try:
-            note = note_from_json(_without_codes(record), validator, file=file, row=row)
+            note = note_from_json(_without_codes(record, columns), validator, file=file, row=row)
         except DataError as error:
             skip(error)
             continue
@@ -115,7 +128,10 @@ def read_well_formed_notes(source: Source, malformed: Callable[[DataError], None
 
 
 def _records(
-    file: InputFile, validator: RecordValidator, malformed: Callable[[DataError], None] | None = None
+    file: InputFile,
+    validator: RecordValidator,
+    malformed: Callable[[DataError], None] | None = None,
+    columns: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """(row, record) of a notes file of any format; malformed: as in `read_well_formed_notes`, else rows are strict."""
     file_format = _format(file.name)
@@ -124,21 +140,58 @@ def _records(
     if not file.exists():
         raise missing_file(file, "notes file")
     if file_format == "parquet":
-        return _parquet_records(file)
-    return (json_records if file_format == "json" else _table_records)(file, validator, malformed)
+        records = _parquet_records(file)
+    elif file_format == "json":
+        records = json_records(file, validator, malformed)
+    else:
+        required = FIELDS[:2] if columns is None else [columns.get(name, name) for name in FIELDS[:2]]
+        records = _table_records(file, validator, malformed, required, "" if columns is None else _COLUMN_HINT)
+    return _renamed_records(records, columns, file) if columns else records
 
 
-def _without_codes(record: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in record.items() if name not in ("codes", "evidence")}
+def _renamed_records(
+    records: Iterable[tuple[int, dict[str, Any]]], columns: Mapping[str, str], file: InputFile
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The records with columns under the names of fields; what else has the name of such a field is left out.
+
+    DataError if the first record lacks one of the columns.
+    """
+    left_out = {*columns, *columns.values()}
+    is_first = True
+    for row, record in records:
+        if is_first and (missing := [column for column in columns.values() if column not in record]):
+            raise DataError(f"{location(file, 0)}: missing column {', '.join(missing)}, which --column names")
+        is_first = False
+        kept = {name: value for name, value in record.items() if name not in left_out}
+        yield row, kept | {name: record[column] for name, column in columns.items() if column in record}
+
+
+def _without_codes(record: Mapping[str, Any], columns: Mapping[str, str] | None) -> dict[str, Any]:
+    """The record without codes and evidence, also those in columns of one code system."""
+    left_out = {"codes", "evidence", *(name for name in SYSTEMS if name in (columns or ()))}
+    return {name: value for name, value in record.items() if name not in left_out}
 
 
 def read_notes_files(
-    sources: Sequence[Source], validator: RecordValidator, system: str | None = None, lang: str | None = None
+    sources: Sequence[Source],
+    validator: RecordValidator,
+    system: str | None = None,
+    lang: str | None = None,
+    columns: Mapping[str, str] | None = None,
 ) -> Iterator[Note]:
     """The notes of several files. `system` and `lang` apply to codes and notes without their own."""
     for source in sources:
-        for note in read_notes(source, validator, system=system):
+        for note in read_notes(source, validator, system=system, columns=columns or {}):
             yield note if note.lang or lang is None else replace(note, lang=lang)
+
+
+def _codes_of_columns(record: Mapping[str, Any], of_system: Mapping[str, Any], file: Source, row: int) -> list[Any]:
+    """The codes of the field codes, then those of the fields for one system."""
+    codes = list(_list(record, "codes", file, row))
+    for name in of_system:
+        pairs = (_code_pair(item, name, file, row) for item in _list(of_system, name, file, row))
+        codes += [{"system": system, "code": code} for system, code in pairs]
+    return codes
 
 
 def _column_cautions(file: Source, names: list[str], *, is_table: bool) -> Iterator[str]:
@@ -236,12 +289,16 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _table_records(
-    source: Source, validator: RecordValidator, malformed: Callable[[DataError], None] | None
+    source: Source,
+    validator: RecordValidator,
+    malformed: Callable[[DataError], None] | None,
+    required: Sequence[str],
+    hint: str,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     rows = table_rows(source, validator, malformed)
-    _, names = next(rows)
-    names = [name.lower() if name.lower() in FIELDS else name for name in names]
-    check_columns(source, names, FIELDS[:2], once=[name for name in names if name])
+    _, given = next(rows)
+    names = [name if name in required or name.lower() not in FIELDS else name.lower() for name in given]
+    check_columns(source, names, required, once=[name for name in names if name], hint=hint)
     for row, fields in rows:
         yield row, dict(zip(names, fields))
 
@@ -284,7 +341,7 @@ def _string(record: Mapping[str, Any], name: str, file: Source, row: int) -> str
 
 
 def _list(record: Mapping[str, Any], name: str, file: Source, row: int) -> list[Any]:
-    """The items of a list field. In a table it is JSON; codes may also be separated by semicolons, commas or blanks."""
+    """The items of a list field. In a table it is JSON; codes may also be separated by blanks and ; , | /."""
     value = record.get(name)
     if value is None or value == "" or value != value:
         return []
@@ -294,8 +351,8 @@ def _list(record: Mapping[str, Any], name: str, file: Source, row: int) -> list[
                 value = json.loads(value)
             except (ValueError, RecursionError) as error:
                 raise DataError(f"{location(file, row)}: {name} is not a JSON list") from error
-        elif name == "codes":
-            return value.replace(";", " ").replace(",", " ").split()
+        elif name == "codes" or name in SYSTEMS:
+            return value.translate(_CODE_SEPARATORS).split()
     if not isinstance(value, list):
         raise DataError(f"{location(file, row)}: {name} must be a list; got {type(value).__name__}")
     return value

@@ -6,7 +6,7 @@ corpus = prepare("mimic4", [Path("physionet.org/files")], Path("corpus"), recipe
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -125,17 +125,20 @@ def prepare(
     splits: Sequence[Path] = (),
     lang: str | None = None,
     system: str | None = None,
+    columns: Mapping[str, str] | None = None,
     strict: bool = False,
     reader: NoteReader | None = None,
 ) -> Corpus:
     """The corpus of a dataset, written to `out`.
+
+    columns: of a table, the column from which a field is read, where it has another name.
 
     reader: reads a kind that is not in KINDS, such as the reviews of a workbench.
 
     A filter with counts over all notes reads the dataset twice. No more than one block of notes is held in memory.
     """
     paths, splits = [Path(path) for path in paths], [Path(path) for path in splits]
-    read = partial(reader or _find_reader(kind, lang, system), paths)
+    read = partial(reader or _find_reader(kind, lang, system, columns), paths)
     _check_reachable([*paths, *splits])
     if not isinstance(recipe, CorpusRecipe):
         recipe = load_corpus_recipe(recipe) if recipe else CorpusRecipe(kind=kind)
@@ -215,7 +218,7 @@ def _require_notes(
     yield from notes
 
 
-def _find_reader(kind: str, lang: str | None, system: str | None) -> NoteReader:
+def _find_reader(kind: str, lang: str | None, system: str | None, columns: Mapping[str, str] | None) -> NoteReader:
     """The reader of a kind with its options. ConfigError if an option does not apply to it."""
     if kind not in KINDS:
         raise ConfigError(f"KIND must be one of {', '.join(KINDS)} or reviews; got {kind!r}")
@@ -225,8 +228,10 @@ def _find_reader(kind: str, lang: str | None, system: str | None) -> NoteReader:
         raise ConfigError(f"--lang applies to codiesp and table; got kind {kind}")
     if system is not None and kind != "table":
         raise ConfigError(f"--system applies to table; got kind {kind}")
-    options = {name: value for name, value in (("lang", lang), ("system", system)) if value is not None}
-    return partial(KINDS[kind], **options)
+    if columns and kind != "table":
+        raise ConfigError(f"--column applies to table; got kind {kind}")
+    options = {"lang": lang, "system": system, "columns": columns or None}
+    return partial(KINDS[kind], **{name: value for name, value in options.items() if value is not None})
 
 
 def compare_with_expected(corpus: Corpus) -> list[tuple[str, int, int]]:

@@ -66,16 +66,19 @@ def safe_repr(value: object) -> str:
     )
 
 
-def check_columns(file: object, names: Sequence[str], required: Sequence[str], once: Sequence[str] = ()) -> None:
+def check_columns(
+    file: object, names: Sequence[str], required: Sequence[str], once: Sequence[str] = (), hint: str = ""
+) -> None:
     """Raise DataError unless all required columns exist, and these and those in `once` exist only once.
 
-    If no required column exists, the first row may be data instead of a header. It is not shown then.
+    If no required column exists, the first row may be data instead of a header. It is not shown then. hint: the end of
+    the message about a missing column.
     """
     missing = [name for name in required if name not in names]
     if missing:
         present = ", ".join(name for name in names if _SAFE.fullmatch(name)) if len(missing) < len(required) else ""
         header = f"; the columns are {present}" if present else " in the header"
-        raise DataError(f"{location(file, 1)}: missing column {', '.join(missing)}{header}")
+        raise DataError(f"{location(file, 1)}: missing column {', '.join(missing)}{header}{hint}")
     for name in (*required, *once):
         if (count := names.count(name)) > 1:
             raise DataError(f"{location(file, 1)}: column {safe_repr(name)} must exist once; got it {count} times")

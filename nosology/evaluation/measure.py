@@ -68,7 +68,11 @@ def measure(
     if not gold:
         raise DataError(f"{corpus.folder} has no {split} notes; {_existing_splits(corpus)}")
     present = {code.system for note in gold for code in note}
-    counted = set(systems) or present or set(SYSTEMS)
+    if not present:
+        raise DataError(
+            f"{corpus.folder}: no {split} note has a code to compare with; `nosology code` writes the predictions"
+        )
+    counted = set(systems) or present
     code_set = None
     if codes == "known":
         code_set = CodeSet("known", frozenset(bundle.model.labels.codes), only_with_code=True).of_systems(counted)

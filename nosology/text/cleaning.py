@@ -96,6 +96,9 @@ PUNCTUATION = {
     "ﬂ": "fl",
 }
 _TYPOGRAPHIC = re.compile(f"[^\\W_][\u0300-\u036f]+|[{''.join(PUNCTUATION)}]")
+_INVISIBLE = re.compile("[\u00ad\u200c-\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff]")
+_ACCENTED = re.compile("[^\\W_][\u0300-\u036f]+")
+_DIVIDED = re.compile(f"{_INVISIBLE.pattern}|[\u0300-\u036f]")
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 _BLANKS = re.compile(r"\s+")
 
@@ -113,6 +116,19 @@ def _unicode(text: str) -> Iterator[Edit]:
     for match in _TYPOGRAPHIC.finditer(text):
         first, accents = match[0][0], match[0][1:]
         yield Edit(*match.span(), unicodedata.normalize("NFC", PUNCTUATION.get(first, first) + accents))
+
+
+def whole_words(text: str) -> CleanedText:
+    """The text without invisible characters (soft hyphens, byte-order marks ...), and with accents joined to letters.
+
+    A zero-width space stays: it is between words.
+    """
+    joined = CleanedText.from_original(text)
+    if not _DIVIDED.search(text):
+        return joined
+    joined = joined.edited(Edit(*match.span(), "") for match in _INVISIBLE.finditer(text))
+    matches = _ACCENTED.finditer(joined.text)
+    return joined.edited(Edit(*match.span(), unicodedata.normalize("NFC", match[0])) for match in matches)
 
 
 @lru_cache(maxsize=4096)

@@ -70,7 +70,15 @@ _MINUS_BEFORE = re.compile(  # "(-) fever, [ ] cough", "neg tobacco"
 )
 _MINUS_END = frozenset(")]☐gGeE")  # the last characters of _MINUS_BEFORE
 _QUESTION_BEFORE = re.compile(r"(?:^|[\s,;:(/#-])\?\s?$")  # "?pneumonia", "? DKA"
-_QUESTION_AFTER = re.compile(r"\?(?!\s*(?:yes|y|positive)\b)", re.IGNORECASE)
+_MAX_QUESTION = 120  # characters before and after a mention
+_YES = r"(?!\s*(?:\[?(?:patient|pt)\]?:?\s*)?(?:yes|yeah|yep|y|positive)\b)"  # the answer, also in a dialogue
+_QUESTION_AFTER = re.compile(rf"[ \t]?\?{_YES}", re.IGNORECASE)
+_QUESTION_END = re.compile(rf"[^.?!;\n]{{0,{_MAX_QUESTION}}}\?{_YES}", re.IGNORECASE)  # "or night sweats ?"
+_QUESTION_START = re.compile(  # "[doctor] have you had any"
+    r"(?:^|[.?!;:\n\]]|\b(?:so|and|okay)\b)[\s,]*"
+    r"(?:any|(?:do|did|have|are|were) you|(?:has|does|did) (?:he|she))\b[^.?!;\n]*$",
+    re.IGNORECASE,
+)
 _BRACKETS = re.compile(r"\([^()\n]*\)|\[[^\[\]\n]*\]")
 # What follows a denial after a comma: "no angina, on aspirin".
 _NEW_CLAUSE = re.compile(
@@ -430,10 +438,15 @@ def is_denied_by_next_words(text: str, end: int) -> bool:
 
 
 def is_questioned(text: str, start: int, end: int) -> bool:
-    """Whether a question mark stands before or after a mention: "?pneumonia", "? DKA", "CKD?"."""
+    """Whether a mention is asked for: "?pneumonia", "CKD?", "any fever or chills ?", unless the answer is yes."""
     return (
         _QUESTION_AFTER.match(text, end) is not None
         or _QUESTION_BEFORE.search(text[max(0, start - 3) : start]) is not None
+        or (
+            "?" in text[end : end + _MAX_QUESTION]
+            and _QUESTION_END.match(text, end) is not None
+            and _QUESTION_START.search(text[max(0, start - _MAX_QUESTION) : start]) is not None
+        )
     )
 
 

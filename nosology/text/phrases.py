@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from nosology.text.cleaning import whole_words
 from nosology.text.sentences import sentences
 from nosology.text.stems import stem, word_keys
 from nosology.text.tokens import Tokens, function_words, rows, sided_words, tokenize, words_of
@@ -49,6 +50,7 @@ class PhraseMatch(NamedTuple):
 
 def phrase_keys(text: str) -> tuple[str, ...]:
     """The sorted distinct keys of a phrase; () if it has none or too many."""
+    text = text if text.isascii() else whole_words(text).text
     words, letters = words_of(text), frozenset[int]()
     if any(len(word) == 1 or word in _expansions() for word in words):  # the offsets matter in few phrases
         tokens = expand(text, tokenize(text))
@@ -128,7 +130,7 @@ class TokenizedNote:
     @classmethod
     def from_text(cls, text: str) -> TokenizedNote:
         """The words of a text; the words of an expanded abbreviation all have its offsets."""
-        written = tokenize(text)
+        written = tokenize(text if text.isascii() else whole_words(text))
         tokens = expand(text, written)
         starts, ends = tokens.starts.tolist(), tokens.ends.tolist()
         letters = _type_letters(text, tokens.words, starts)

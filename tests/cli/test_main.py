@@ -97,7 +97,9 @@ def test_an_empty_note_is_named(run, small_bundle, tmp_path):
 
 
 def test_a_code_without_evidence_is_not_explained_by_a_guess():
-    text = _suggestions_text("n", [Suggestion("icd9cm", "785.6", "Enlargement of lymph nodes", 0.04, accepted=True)])
+    text = _suggestions_text(
+        "n", [Suggestion("icd9cm", "785.6", "Enlargement of lymph nodes", 0.04, accepted=True)], only_accepted=False
+    )
     assert text.splitlines()[-1].strip() == "(no evidence in this note)"
 
 
@@ -477,7 +479,7 @@ def test_an_argument_that_is_no_file_gets_a_hint(run, small_bundle, tmp_path):
     assert "pipe it: echo TEXT | nosology claim -\n" in run("claim", "--coder", small_bundle, "a text of a note")[2]
     assert "echo TEXT | nosology explain BUNDLE -\n" in run("explain", small_bundle, "a text of a note")[2]
     code, _, err = run("code", small_bundle, tmp_path)
-    assert code == 1 and f"is a folder; give its files, for example {tmp_path}/*.txt" in err
+    assert code == 1 and f"is a folder without a corpus; give its files, for example {tmp_path}/*.txt" in err
 
 
 def test_a_note_in_utf_16_gives_the_codes_of_utf_8_and_a_picture_is_refused(run, small_bundle, tmp_path):

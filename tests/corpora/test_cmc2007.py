@@ -32,6 +32,9 @@ def test_history_then_impression_with_the_majority_codes(tmp_path):
     assert train.text == "History: Eleven year old with cough.\nImpression: Señal & normal."
     assert train.codes == (Code("icd9cm", "786.2"), Code("icd9cm", "486"))
     assert (test.id, test.text, test.codes) == ("99", "History: Fever.", ())
+    assert (train.split, test.split) == ("train", "test")
+    (tmp_path / "test.xml").rename(tmp_path / "reports.xml")
+    assert next(read_cmc2007([tmp_path / "reports.xml"], RecordValidator())).split is None
     assert {note.id for note in read_cmc2007([tmp_path], RecordValidator())} == {"97634811", "99"}
 
 

@@ -22,12 +22,13 @@ def dataset(tmp_path):
     train = tmp_path / "v4" / "train"
     (train / "trainD.tsv").write_text("S0001-train-1\ti10\nS0001-train-1\ti10\nS0001-gone-1\ti10\n")
     (train / "trainP.tsv").write_text("S0001-train-1\tbt41zzz\r\nS0001-train-1\r\n")
-    pieces = f"{span('ecografía')};{span('riñón derecho')}"
-    (train / "trainX.tsv").write_text(
+    pieces = f"{span('ecografía')};40 40;{span('riñón derecho')}"
+    (train / "trainX.tsv").write_text(  # a part of the second row is empty, as in four rows of the corpus
         f"S0001-train-1\tDIAGNOSTICO\ti10\thipertensión\t{span('hipertensión')}\n"
         f"S0001-train-1\tPROCEDIMIENTO\tbt41zzz\tecografía riñón derecho\t{pieces}\n"
         "S0001-train-1\tDIAGNOSTICO\ti10\tx\t900 905\n"
         "S0001-train-1\tDIAGNOSTICO\ti10\tx\tnowhere\n"
+        "S0001-train-1\tDIAGNOSTICO\ti10\tx\t3 3\n"
         "S0001-lost-1\tDIAGNOSTICO\ti10\tx\t1 2\n",
         encoding="utf-8",
     )
@@ -48,7 +49,7 @@ def test_spanish_with_evidence(dataset):
     assert {kind: (issue["count"], issue["first"]) for kind, issue in validator.issues.items()} == {
         "repeated_code": (1, ["trainD.tsv row 2"]),
         "ragged_row": (1, ["trainP.tsv row 2"]),
-        "bad_evidence": (2, ["trainX.tsv row 4", "S0001-train-1.txt row 1"]),
+        "bad_evidence": (3, ["trainX.tsv row 4", "trainX.tsv row 5", "S0001-train-1.txt row 1"]),
         "codes_without_note": (2, ["S0001-gone-1.txt", "S0001-lost-1.txt"]),
     }
 

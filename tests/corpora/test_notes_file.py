@@ -80,7 +80,9 @@ def test_csv_parquet_and_gzip_give_the_notes_of_json(tmp_path):
     assert note_to_json(tabular) | {"ward": 0} == note_to_json(expected) | {"ward": 0}
 
 
-@pytest.mark.parametrize("cell", ["I10; E11.9", "I10 E11.9", "icd10cm:I10,icd10cm:E119", '["I10", "E11.9"]'])
+@pytest.mark.parametrize(
+    "cell", ["I10; E11.9", "I10 E11.9", "icd10cm:I10,icd10cm:E119", "I10|E11.9/I10", '["I10", "E11.9"]']
+)
 def test_codes_of_a_csv_cell(tmp_path, cell):
     (tmp_path / "a.csv").write_text('id;text;codes\n1;word;"{}"\n'.format(cell.replace('"', '""')))
     (note,) = read_notes(tmp_path / "a.csv", system="icd10cm")
@@ -301,3 +303,39 @@ def test_evidence_offsets_must_be_integers(tmp_path, start, end):
     validator = RecordValidator()
     (note,) = read_notes(path, validator, system="icd10cm")
     assert note.evidence == () and validator.issues["bad_evidence"]["count"] == 1
+
+
+def test_fields_in_columns_of_other_names(tmp_path):
+    rows = [{"id": 1, "enc": "a", "Note": "Fever.", "dx": ["R50.9"], "sex": "F"}]
+    (tmp_path / "a.csv").write_text("id;enc;Note;dx;sex\n1;a;Fever.;R509;F\n")
+    lines(tmp_path / "a.jsonl", *rows)
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    columns = {"id": "enc", "text": "Note", "codes": "dx"}
+    for name in ("a.csv", "a.jsonl", "a.parquet"):
+        (note,) = read_notes(tmp_path / name, system="icd10cm", columns=columns)
+        assert (note.id, note.text, note.codes, note.extra) == (
+            "a",
+            "Fever.",
+            (Code("icd10cm", "R50.9"),),
+            {"sex": "F"},
+        )
+        with pytest.raises(DataError, match="missing column ward"):
+            list(read_notes(tmp_path / name, columns=columns | {"site": "ward"}))
+
+
+def test_columns_of_diagnoses_and_procedures(tmp_path):
+    (tmp_path / "a.csv").write_text("id;text;dx;px\n1;Fever.;I10/E119;0DTJ4ZZ\n2;Cough.;;\n")
+    columns = {"icd10cm": "dx", "icd10pcs": "px"}
+    validator = RecordValidator()
+    one, two = read_notes(tmp_path / "a.csv", validator, columns=columns)
+    assert one.codes == (Code("icd10cm", "I10"), Code("icd10cm", "E11.9"), Code("icd10pcs", "0DTJ4ZZ"))
+    assert two.codes == () and one.extra == {} and validator.cautions == []
+    assert [note.codes for note in read_notes(tmp_path / "a.csv", coded=False, columns=columns)] == [(), ()]
+
+
+def test_a_message_about_a_missing_column_says_how_to_name_it_where_one_can(tmp_path):
+    (tmp_path / "a.csv").write_text("encounter_id,note\n1,Fever.\n")
+    with pytest.raises(DataError, match=r"missing column id, text in the header; --column id=NAME"):
+        list(read_notes(tmp_path / "a.csv", columns={}))
+    with pytest.raises(DataError, match=r"missing column id, text in the header$"):
+        list(read_notes(tmp_path / "a.csv"))

@@ -283,3 +283,10 @@ def test_code_set_of_codes_and_of_wrong_names():
 
 def test_code_set_as_text():
     assert str(CodeSet.of("rare", SET_NOTES)) == "rare (under 10): 2 codes"
+
+
+def test_notes_without_codes_cannot_be_measured(small_corpus, small_bundle, tmp_path):
+    notes = [replace(note, codes=()) for note in small_corpus.notes("test")]
+    corpus = write_corpus(notes, tmp_path / "uncoded", source={}, filters=[], counts={})
+    with pytest.raises(DataError, match="no test note has a code to compare with"):
+        measure(Bundle.load(small_bundle), corpus, "test", None)

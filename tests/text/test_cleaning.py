@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from nosology.core import ConfigError, Span
 from nosology.text import BENCHMARK, MULTILINGUAL, RULES, CleanedText, Edit, clean
+from nosology.text.cleaning import whole_words
 from tests.timing import assert_linear_time
 
 CASES = [
@@ -145,3 +146,12 @@ def test_original_of_an_empty_span_is_empty():
 def test_edits_out_of_order_overlapping_empty_or_outside_raise(edits):
     with pytest.raises(ValueError, match="in order"):
         CleanedText.from_original("abcd").edited([Edit(*edit) for edit in edits])
+
+
+@given(st.text(alphabet="né\u0301\u00ad\u2060\ufeff\u200b. "))
+def test_whole_words_are_composed_and_keep_their_place(text):
+    cleaned = whole_words(text)
+    visible = text.translate(dict.fromkeys(map(ord, "\u00ad\u2060\ufeff")))
+    assert unicodedata.normalize("NFC", cleaned.text) == unicodedata.normalize("NFC", visible)
+    assert not {"\u00ad", "\u2060", "\ufeff"} & set(cleaned.text) and "n\u0301" not in cleaned.text
+    assert all(text[i:j][0] not in "\u00ad\u2060\ufeff" for i, j in zip(cleaned.starts, cleaned.ends))

@@ -1,6 +1,8 @@
 """The untrained lexicon: evidence, contexts, releases, policies."""
 
 import csv
+import unicodedata
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -104,6 +106,9 @@ def test_negation_inside_another_phrase_negates_a_term(lexicon, text):
         "Influenza A and B negative",
         "Hepatitis A, B and C negative.",
         "Hypertension: No\nCough: none\n",
+        "any chest pain ?\n[patient] no",
+        "[doctor] have you had any chest pain or shortness of breath ? [patient] no , no",
+        "Do you have fever, chills or night sweats?",
     ],
 )
 def test_negative_answers_negate_the_question(lexicon, text):
@@ -114,6 +119,8 @@ def test_negative_answers_negate_the_question(lexicon, text):
     ("text", "code"),
     [
         ("Chest pain, ruled out for MI.", "R07.9"),
+        ("[doctor] do you have chest pain ?\n[patient] yes", "R07.9"),
+        ("Chest pain. Does he want a cardiology referral?", "R07.9"),
         ("(-) fever, (+) cough", "R05.9"),
         ("Fever (-), cough (+)", "R05.9"),
         ("HTN: no, DM: yes", "E11.9"),
@@ -359,3 +366,27 @@ def test_of_many_repeated_mentions_the_first_ones_are_used():
 )
 def test_a_line_that_is_a_description_has_its_code(lexicon, text, codes):
     assert accepted(lexicon, text) == codes
+
+
+@pytest.mark.parametrize(
+    "text", ["El paciente negó disnea. Antecedentes: neumonía.", "Denies chest pain. Heart failure.", "Pneumonía."]
+)
+@pytest.mark.parametrize("mark", ["\u00ad", "\u200d", "\u2060", "\ufeff"])
+def test_decomposed_accents_and_invisible_characters_inside_of_words_change_no_code(lexicon, text, mark):
+    codes = accepted(lexicon, text)
+    decomposed = unicodedata.normalize("NFD", text)
+    divided = "".join(a + mark if a.isalpha() and b.isalpha() else a for a, b in pairwise([*text, ""]))
+    assert codes and accepted(lexicon, decomposed) == codes == accepted(lexicon, divided)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(
+        st.one_of(st.sampled_from([*TERMS[:50], "no", "\r\n", "•", "PMH:", "\u200b", "e\u0301"]), st.text(max_size=5))
+    )
+)
+def test_any_text_is_coded_with_evidence_at_its_place(lexicon, pieces):
+    text = " ".join(pieces)
+    columns = np.flatnonzero(lexicon.probabilities(as_notes([text]))[0])
+    for spans in lexicon.evidence(as_notes([text])[0], columns):
+        assert all(text[span.start : span.end] == span.text != "" for span in spans)
