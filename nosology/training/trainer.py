@@ -127,7 +127,8 @@ class Trainer:
         self._use_cuda_graphs = run.use_cuda_graphs and self._on_gpu and self.fabric.world_size == 1
         self.plan = run.plan or self._batch_plan()
         self.schedule = resolve_schedule(run.settings, len(self.plan))
-        self.net.to(self.fabric.device)
+        # Before a checkpoint is read: Fabric would convert the weights only later, and not the state of the optimizer.
+        self.net.to(self.fabric.device, torch.float64 if run.settings.precision == "fp64" else None)
         self.parameter_groups = run.parameter_groups or [
             ParameterGroup([p for p in self.net.parameters() if p.requires_grad])
         ]
