@@ -34,9 +34,11 @@ from nosology.training.data_loader import Batch, pad_notes
 from nosology.training.examples import Examples, codes_in_labels, codes_in_systems, label_space, validation_rows
 from nosology.training.inference import default_device, trained_precision
 from nosology.training.label_sampling import label_targets, sample_labels
+from nosology.training.parameter_groups import ParameterGroup
 from nosology.training.recipe_settings import LabelSettings, NeuralRecipe, WordRecipe
 from nosology.training.run_folder import REFIT, run_fingerprint
-from nosology.training.trainer import ParameterGroup, TrainingResult, TrainingRun, fit
+from nosology.training.trainer import fit
+from nosology.training.training_run import TrainingResult, TrainingRun
 
 
 @dataclass(frozen=True)

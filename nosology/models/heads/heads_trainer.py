@@ -20,7 +20,8 @@ from nosology.models.heads.heads_settings import HeadsRecipe
 from nosology.models.train import CalibratedTrainer, Fit
 from nosology.training.examples import Examples, codes_in_labels, label_space, validation_rows
 from nosology.training.run_folder import REFIT, VECTORS, run_fingerprint
-from nosology.training.trainer import TrainingResult, TrainingRun, fit
+from nosology.training.trainer import fit
+from nosology.training.training_run import TrainingResult, TrainingRun
 
 
 class HeadsTrainer(CalibratedTrainer[HeadsRecipe, Heads]):

@@ -34,8 +34,10 @@ from nosology.models.hmhan.report_features import EncodedReport, MetadataColumns
 from nosology.training.examples import codes_in_systems, label_space
 from nosology.training.inference import default_device, trained_precision
 from nosology.training.losses import class_weights, log_odds_shift
+from nosology.training.parameter_groups import ParameterGroup
 from nosology.training.run_folder import STATES
-from nosology.training.trainer import ParameterGroup, TrainingResult, TrainingRun, fit, launch_fabric
+from nosology.training.trainer import fit, launch_fabric
+from nosology.training.training_run import TrainingResult, TrainingRun
 
 ValidateModel = Callable[[Hmhan], dict[str, float]]  # metrics of a model on held-out reports
 

@@ -38,8 +38,10 @@ from nosology.models.train import CalibratedTrainer, Fit
 from nosology.training.checkpoint import read_tensors, write_tensors
 from nosology.training.examples import Examples, codes_in_systems, label_space
 from nosology.training.inference import default_device, trained_precision
+from nosology.training.parameter_groups import ParameterGroup
 from nosology.training.run_folder import BEST, CHECKPOINT, REFIT, run_fingerprint
-from nosology.training.trainer import ParameterGroup, TrainingResult, TrainingRun, fit
+from nosology.training.trainer import fit
+from nosology.training.training_run import TrainingResult, TrainingRun
 
 WORDS = "language_words.txt"  # of a language model, one per line, in the order of its vectors
 NEVER = 1 << 60  # the first epoch of a part that is never trained

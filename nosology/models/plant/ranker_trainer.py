@@ -16,8 +16,10 @@ from nosology.models.plant.lambda_rank import lambda_loss, ndcg
 from nosology.models.plant.plant_settings import RankerSettings
 from nosology.models.plant.ranker import Ranker
 from nosology.models.plant.relevance import Relevance
+from nosology.training.parameter_groups import ParameterGroup
 from nosology.training.recipe_settings import TrainerSettings
-from nosology.training.trainer import ParameterGroup, TrainingRun, fit
+from nosology.training.trainer import fit
+from nosology.training.training_run import TrainingRun
 
 
 @dataclass(frozen=True)

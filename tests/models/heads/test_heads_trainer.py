@@ -22,7 +22,8 @@ from nosology.models.heads.heads_net import VectorNotes, build_head, compute_dty
 from nosology.models.train import train
 from nosology.serving.coder import Coder
 from nosology.training.examples import train_and_dev
-from nosology.training.trainer import TrainingRun, fit
+from nosology.training.trainer import fit
+from nosology.training.training_run import TrainingRun
 from tests.conftest import as_notes, small_notes
 
 SMALL = ["model.widths=[64]", "training.epochs=12", "training.batch=8", "training.learning_rate=3e-3"]
