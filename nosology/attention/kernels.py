@@ -5,11 +5,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from nosology.encoders.triton_language import AVAILABLE as AVAILABLE
 from nosology.encoders.triton_language import jit, tl, triton
+
+if TYPE_CHECKING:
+    from nosology.attention.planted_attention import PlantedScores
 
 MAX_TOKENS = 16_384  # of a row that a program holds in its registers
 LOWEST = tl and tl.constexpr(-3e38)  # score of padding; -inf - -inf would not be a number
@@ -217,32 +222,31 @@ def attend_(
     words: Tensor,
     bias: Tensor,
     targets: Tensor,
-    prior: tuple[Tensor | None, Tensor | None, Tensor | None],
-    k: int,
-    scope: int,
-    literal_zero: bool,
+    planted: PlantedScores,
+    d_scores: Tensor | None,
     cells: int,
 ) -> tuple[Tensor, Tensor]:
     """As `planted_attention.attend_`, with one read and one write of the products; padding must follow the notes."""
-    static, scores, _ = prior
+    static, scores, k = planted.static, planted.scores, planted.k
     _, labels, notes, width = products.shape
     lengths = mask.sum(1)
     losses, d_logits = torch.empty(2, labels, notes, device=products.device)
     block = triton.next_power_of_2(width)
     words = words.to(torch.int32).contiguous()  # half the registers
     columns = next((x.shape[1] for x in (static, scores) if x is not None), 0)
-    scope = min(scope or width, width)
+    scope = min(planted.scope or width, width)
     windows = triton.cdiv(width, scope)
     bounds, lasts = torch.empty(2, labels * notes * windows, dtype=torch.int32, device=products.device)
     if scores is not None and k:
         of_window = triton.next_power_of_2(scope)
         inputs = (words, lengths, scores, bounds, lasts, notes, width, columns, k, scope, windows, of_window)
         _select[(labels * notes * windows,)](*inputs, num_warps=_warps(of_window, 64))
-    of_words = [losses if tensor is None else tensor for tensor in prior]  # losses: an unused pointer
+    by_word = (static, scores, d_scores)
+    of_words = [losses if tensor is None else tensor for tensor in by_word]  # losses: an unused pointer
     tensors = (products, words, lengths, bias, targets.contiguous(), *of_words, bounds, lasts, losses, d_logits)
     sizes = (products[0].numel(), labels, notes, width, columns, cells, scope, windows)
-    has_scores = [tensor is not None for tensor in prior]
-    _attend[(labels * notes,)](*tensors, *sizes, *has_scores, k == 0, literal_zero, block, num_warps=_warps(block, 8))
+    flags = (*(tensor is not None for tensor in by_word), k == 0, planted.literal_zero)
+    _attend[(labels * notes,)](*tensors, *sizes, *flags, block, num_warps=_warps(block, 8))
     return losses.sum(), d_logits
 
 
