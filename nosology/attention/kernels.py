@@ -36,7 +36,7 @@ def _masked_softmax(scores, lengths, notes, width, BLOCK: tl.constexpr):
 
 
 def masked_softmax_(scores: Tensor, lengths: Tensor) -> None:
-    """One read and one write of the scores (..., n, T)."""
+    """As `dual_attention.masked_softmax_`, with one read and one write of the scores (..., n, T)."""
     notes, width = scores.shape[-2:]
     grid = (scores.numel() // width,)
     _masked_softmax[grid](scores, lengths, notes, width, triton.next_power_of_2(width), num_warps=_SOFTMAX_WARPS)
@@ -53,7 +53,7 @@ def _softmax_backward(weights, gradient, width, BLOCK: tl.constexpr):
 
 
 def softmax_backward_(weights: Tensor, gradient: Tensor) -> None:
-    """Two reads and one write of (..., T)."""
+    """As `dual_attention.softmax_backward_`, with two reads and one write of (..., T)."""
     width = weights.shape[-1]
     grid = (weights.numel() // width,)
     _softmax_backward[grid](weights, gradient, width, triton.next_power_of_2(width), num_warps=_SOFTMAX_WARPS)
@@ -72,7 +72,7 @@ def _relu_backward(hidden, gradient, out, width, BLOCK: tl.constexpr):
 
 
 def relu_backward_(hidden: Tensor, gradient: Tensor, out: Tensor) -> Tensor:
-    """One read and one write of hidden (N, C)."""
+    """As `dual_attention.relu_backward_`, with one read and one write of hidden (N, C)."""
     rows, width = hidden.shape
     block = min(2048, triton.next_power_of_2(width))
     _relu_backward[(rows, triton.cdiv(width, block))](hidden, gradient, out, width, block, num_warps=4)
@@ -285,7 +285,7 @@ def _pairs_backward(
 
 
 def pair_scores(labels: Tensor, words: Tensor, weights: Tensor) -> Tensor:
-    """Scores (L, W). The order of summation does not depend on the other labels and words."""
+    """Scores (L, W) as `pair_scores.pair_scores`; the order of summation does not depend on other labels and words."""
     left, right = labels.T.contiguous(), words.T.contiguous()
     scores = torch.empty(len(labels), len(words), device=labels.device)
     _pairs[_grid(scores)](left, right, weights.contiguous(), scores, *scores.shape, len(weights), _ROWS, _COLUMNS)
@@ -337,7 +337,7 @@ def _cross_entropy(logits, targets, scale, losses, size, IGNORED: tl.constexpr, 
 
 
 def cross_entropy_(logits: Tensor, targets: Tensor, scale: Tensor, ignored: int) -> Tensor:
-    """Two reads and one write of the logits (n, V)."""
+    """As `language_model.cross_entropy_`, with two reads and one write of the logits (n, V)."""
     losses = torch.empty(len(logits), device=logits.device)
     sizes = (logits.shape[1], ignored, _WORDS)
     _cross_entropy[(len(logits),)](logits, targets.contiguous(), scale, losses, *sizes, num_warps=8)

@@ -44,7 +44,7 @@ class LabelDecoder:
 
 @dataclass(frozen=True)
 class PlantedScores:
-    """What labels know in advance about the different words of the notes; None: nothing."""
+    """Scores of labels for the different words of the notes, which do not depend on the states; None: not used."""
 
     static: Tensor | None  # (L, W) mutual information
     scores: Tensor | None  # (L, W) of the ranker

@@ -78,8 +78,8 @@ class Vocabulary:
     ) -> Vocabulary:
         """The vocabulary of words that occur in at least `min_notes` notes, plus `extra_words`.
 
-        Words are sorted by the number of notes that contain them: note_counts. alphabetic: without words that have no
-        letter.
+        note_counts: the number of notes with each word; the most frequent words come first. alphabetic: without words
+        that have no letter.
         """
         frequent = (word for word, count in note_counts.items() if count >= min_notes)
         words = {word for word in frequent if not alphabetic or has_letter(word)} | set(extra_words)
