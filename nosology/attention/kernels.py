@@ -138,6 +138,29 @@ def _select(words, lengths, scores, bounds, lasts, notes, width, columns, k, sco
 
 
 @jit
+def _row_softmax(scores, inside):
+    """The softmax of a row of scores, which are LOWEST outside; 0 outside, and everywhere if nothing is inside."""
+    weights = tl.where(inside, tl.exp(scores - tl.max(scores, 0)), 0.0)
+    return weights / tl.maximum(tl.sum(weights, 0), 1e-38)
+
+
+@jit
+def _planted_softmax(ranked, place, inside, bounds, lasts, row, scope, windows, ALL: tl.constexpr, ZERO: tl.constexpr):
+    """Which tokens of a row are selected, and the planted attention; ranked: the scores of the ranker."""
+    selected = inside
+    if not ALL:
+        window = row * windows + place // scope
+        key, bound = _key(ranked), tl.load(bounds + window, mask=inside, other=0)
+        last = tl.load(lasts + window, mask=inside, other=0)
+        selected = inside & ((key > bound) | ((key == bound) & (place <= last)))
+    counted = selected
+    if ZERO:
+        ranked = tl.where(selected, ranked, 0.0)
+        counted = inside
+    return selected, _row_softmax(tl.where(counted, ranked, LOWEST), counted)
+
+
+@jit
 def _attend(
     products,
     words,
@@ -174,24 +197,12 @@ def _attend(
     selected, planted, planted_mean = inside, inside, 0.0  # replaced if RANKED
     if RANKED:
         ranked = tl.load(scores + label * columns + word, mask=inside, other=LOWEST)
-        if not ALL:
-            window = row * windows + place // scope
-            key, bound = _key(ranked), tl.load(bounds + window, mask=inside, other=0)
-            last = tl.load(lasts + window, mask=inside, other=0)
-            selected = inside & ((key > bound) | ((key == bound) & (place <= last)))
-        counted = selected
-        if ZERO:
-            ranked = tl.where(selected, ranked, 0.0)
-            counted = inside
-        ranked = tl.where(counted, ranked, LOWEST)
-        planted = tl.where(counted, tl.exp(ranked - tl.max(ranked, 0)), 0.0)
-        planted = planted / tl.maximum(tl.sum(planted, 0), 1e-38)
+        selected, planted = _planted_softmax(ranked, place, inside, bounds, lasts, row, scope, windows, ALL, ZERO)
     of_score = products + row * width + place
     of_value = of_score + half
     score = tl.load(of_score, mask=inside, other=LOWEST).to(tl.float32)
     value = tl.load(of_value, mask=inside, other=0.0).to(tl.float32)
-    learned = tl.where(inside, tl.exp(score - tl.max(score, 0)), 0.0)
-    learned = learned / tl.maximum(tl.sum(learned, 0), 1e-38)
+    learned = _row_softmax(score, inside)
     mean = tl.sum(learned * value, 0)
     logit = tl.load(bias + label).to(tl.float32) + mean
     weight = learned
