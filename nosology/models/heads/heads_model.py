@@ -68,7 +68,10 @@ class Heads(CalibratedNet):
         return self.logits_of(self.embedder.embed(texts)) if len(texts) else np.empty((0, len(self.labels)), "f4")
 
     def logits_of(self, vectors: np.ndarray) -> np.ndarray:
-        """Logits (B, L), float32, of vectors (B, D) of the embedder; all `EXCLUDED_LOGIT` for 0, an empty note."""
+        """Logits (B, L), float32, of vectors (B, D) of the embedder.
+
+        The zero vector is that of an empty note: all its logits are `EXCLUDED_LOGIT`.
+        """
         logits = np.empty((len(vectors), len(self.labels)), dtype=np.float32)
         with evaluating(self.net):
             for start in range(0, len(vectors), _ROWS):
