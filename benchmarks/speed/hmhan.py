@@ -53,7 +53,8 @@ from nosology.training.cuda_graphs import CudaGraphBatchStep
 from nosology.training.data_loader import BatchLoader, StepBatches, on_device, pad_notes, token_mask
 from nosology.training.inference import evaluating
 from nosology.training.recipe_settings import TrainerSettings
-from nosology.training.trainer import TrainingRun, fit
+from nosology.training.trainer import fit
+from nosology.training.training_run import TrainingRun
 
 RESULT = Path(__file__).parents[1] / "results" / "speed_hmhan.json"
 REPORTS = 73_461  # of Sasikala et al. (2025)

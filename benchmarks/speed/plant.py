@@ -35,7 +35,7 @@ from nosology.models.plant.language_model import LanguageModel, StreamBatch, nex
 from nosology.models.plant.plant_model import PlantNet
 from nosology.models.plant.plant_settings import LanguageSettings, PlantSettings, RankerSettings
 from nosology.models.plant.ranker import Ranker
-from nosology.models.plant.ranker_trainer import Lists, RankerNet, draw_lists
+from nosology.models.plant.ranker_trainer import RankerNet, WordLists, draw_lists
 from nosology.models.plant.relevance import Relevance
 from nosology.training.data_loader import Batch, pad_notes
 
@@ -192,7 +192,7 @@ def ranker(workload: dict, times: int) -> dict[str, float]:
             relevance, rng.integers(0, workload["codes"], settings.batch), settings, workload["words"], rng
         )
     list_seconds = (time.perf_counter() - started) / times
-    seconds, memory = timed(net, Lists(*map(torch.from_numpy, lists)).to(device()), times)
+    seconds, memory = timed(net, WordLists(*map(torch.from_numpy, lists)).to(device()), times)
     floor = 3 * settings.batch * settings.list * 2 * workload["size"] * settings.hidden / PEAK
     return {
         "codes_per_second": settings.batch / max(seconds, list_seconds),

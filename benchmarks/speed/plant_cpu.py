@@ -29,7 +29,7 @@ from nosology.models.plant.language_model import LanguageModel, StreamBatch
 from nosology.models.plant.plant_model import PlantNet
 from nosology.models.plant.plant_settings import PlantRecipe
 from nosology.models.plant.ranker import Ranker
-from nosology.models.plant.ranker_trainer import Lists, RankerNet, draw_lists
+from nosology.models.plant.ranker_trainer import RankerNet, WordLists, draw_lists
 from nosology.models.plant.relevance import Relevance
 from nosology.training.data_loader import Batch
 
@@ -72,7 +72,7 @@ def ranker() -> Callable[[], None]:
     """A step of the ranker."""
     settings, size = recipe().ranker, recipe().model.size
     net = RankerNet(Ranker(settings, size, WORDS, CODES), torch.randn(WORDS, size), settings.k)
-    lists = Lists(*map(torch.from_numpy, ranker_lists()()))  # type: ignore[arg-type]
+    lists = WordLists(*map(torch.from_numpy, ranker_lists()()))  # type: ignore[arg-type]
     return lambda: net(lists).backward()
 
 

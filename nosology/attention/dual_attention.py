@@ -65,7 +65,9 @@ def _view(buffer: Tensor | None, like: Tensor, *shape: int) -> Tensor:
 
 
 @dataclass
-class _Forward:
+class _ForwardResult:
+    """The logits of n notes and what their gradients need."""
+
     keys: Tensor  # (n T, M P)
     weights: Tensor  # (L, M, n, T) attention
     features: Tensor  # (n L, M D)
@@ -112,7 +114,7 @@ def mean_attention(states: Tensor, lengths: Tensor, queries: Tensor, head: DualH
 
 def _forward(
     states: Tensor, lengths: Tensor, queries: Tensor, head: DualHead, workspace: _Workspace | None = None
-) -> _Forward:
+) -> _ForwardResult:
     """Logits of states (n, T, D) for queries (M, L, P), and all intermediate results."""
     buffers = (workspace.weights, workspace.features, workspace.hidden) if workspace else (None, None, None)
     weights, keys = attention_weights(states, lengths, queries, head, buffers[0])
@@ -123,7 +125,7 @@ def _forward(
     hidden = _view(buffers[2], states, n * labels, len(head.hidden))
     torch.ops.aten._addmm_activation.out(head.hidden_bias, features, head.hidden.t(), out=hidden)  # with a ReLU
     logits = (hidden @ head.out + head.out_bias).view(n, labels)  # equation 6
-    return _Forward(keys, weights, features, hidden, logits.to(torch.promote_types(logits.dtype, torch.float32)))
+    return _ForwardResult(keys, weights, features, hidden, logits.to(torch.promote_types(logits.dtype, torch.float32)))
 
 
 def _by_note(weights: Tensor) -> Tensor:
@@ -249,7 +251,7 @@ class _DualLoss(torch.autograd.Function):
 
 
 def _backward(
-    result: _Forward,
+    result: _ForwardResult,
     d_logits: Tensor,
     states: Tensor,
     queries: Tensor,

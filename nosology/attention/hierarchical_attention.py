@@ -81,7 +81,7 @@ class MultiHeadAttention(nn.Module):
 
 
 class HierarchicalAttention(nn.Module):
-    """Both levels."""
+    """Attention on two levels: one vector per code from the states of a report."""
 
     category_of_label: Tensor
 

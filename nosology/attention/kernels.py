@@ -5,11 +5,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from nosology.encoders.triton_language import AVAILABLE as AVAILABLE
 from nosology.encoders.triton_language import jit, tl, triton
+
+if TYPE_CHECKING:
+    from nosology.attention.planted_attention import PlantedScores
 
 MAX_TOKENS = 16_384  # of a row that a program holds in its registers
 LOWEST = tl and tl.constexpr(-3e38)  # score of padding; -inf - -inf would not be a number
@@ -31,7 +36,7 @@ def _masked_softmax(scores, lengths, notes, width, BLOCK: tl.constexpr):
 
 
 def masked_softmax_(scores: Tensor, lengths: Tensor) -> None:
-    """One read and one write of the scores (..., n, T)."""
+    """As `dual_attention.masked_softmax_`, with one read and one write of the scores (..., n, T)."""
     notes, width = scores.shape[-2:]
     grid = (scores.numel() // width,)
     _masked_softmax[grid](scores, lengths, notes, width, triton.next_power_of_2(width), num_warps=_SOFTMAX_WARPS)
@@ -48,7 +53,7 @@ def _softmax_backward(weights, gradient, width, BLOCK: tl.constexpr):
 
 
 def softmax_backward_(weights: Tensor, gradient: Tensor) -> None:
-    """Two reads and one write of (..., T)."""
+    """As `dual_attention.softmax_backward_`, with two reads and one write of (..., T)."""
     width = weights.shape[-1]
     grid = (weights.numel() // width,)
     _softmax_backward[grid](weights, gradient, width, triton.next_power_of_2(width), num_warps=_SOFTMAX_WARPS)
@@ -67,7 +72,7 @@ def _relu_backward(hidden, gradient, out, width, BLOCK: tl.constexpr):
 
 
 def relu_backward_(hidden: Tensor, gradient: Tensor, out: Tensor) -> Tensor:
-    """One read and one write of hidden (N, C)."""
+    """As `dual_attention.relu_backward_`, with one read and one write of hidden (N, C)."""
     rows, width = hidden.shape
     block = min(2048, triton.next_power_of_2(width))
     _relu_backward[(rows, triton.cdiv(width, block))](hidden, gradient, out, width, block, num_warps=4)
@@ -133,6 +138,29 @@ def _select(words, lengths, scores, bounds, lasts, notes, width, columns, k, sco
 
 
 @jit
+def _row_softmax(scores, inside):
+    """The softmax of a row of scores, which are LOWEST outside; 0 outside, and everywhere if nothing is inside."""
+    weights = tl.where(inside, tl.exp(scores - tl.max(scores, 0)), 0.0)
+    return weights / tl.maximum(tl.sum(weights, 0), 1e-38)
+
+
+@jit
+def _planted_softmax(ranked, place, inside, bounds, lasts, row, scope, windows, ALL: tl.constexpr, ZERO: tl.constexpr):
+    """Which tokens of a row are selected, and the planted attention; ranked: the scores of the ranker."""
+    selected = inside
+    if not ALL:
+        window = row * windows + place // scope
+        key, bound = _key(ranked), tl.load(bounds + window, mask=inside, other=0)
+        last = tl.load(lasts + window, mask=inside, other=0)
+        selected = inside & ((key > bound) | ((key == bound) & (place <= last)))
+    counted = selected
+    if ZERO:
+        ranked = tl.where(selected, ranked, 0.0)
+        counted = inside
+    return selected, _row_softmax(tl.where(counted, ranked, LOWEST), counted)
+
+
+@jit
 def _attend(
     products,
     words,
@@ -169,24 +197,12 @@ def _attend(
     selected, planted, planted_mean = inside, inside, 0.0  # replaced if RANKED
     if RANKED:
         ranked = tl.load(scores + label * columns + word, mask=inside, other=LOWEST)
-        if not ALL:
-            window = row * windows + place // scope
-            key, bound = _key(ranked), tl.load(bounds + window, mask=inside, other=0)
-            last = tl.load(lasts + window, mask=inside, other=0)
-            selected = inside & ((key > bound) | ((key == bound) & (place <= last)))
-        counted = selected
-        if ZERO:
-            ranked = tl.where(selected, ranked, 0.0)
-            counted = inside
-        ranked = tl.where(counted, ranked, LOWEST)
-        planted = tl.where(counted, tl.exp(ranked - tl.max(ranked, 0)), 0.0)
-        planted = planted / tl.maximum(tl.sum(planted, 0), 1e-38)
+        selected, planted = _planted_softmax(ranked, place, inside, bounds, lasts, row, scope, windows, ALL, ZERO)
     of_score = products + row * width + place
     of_value = of_score + half
     score = tl.load(of_score, mask=inside, other=LOWEST).to(tl.float32)
     value = tl.load(of_value, mask=inside, other=0.0).to(tl.float32)
-    learned = tl.where(inside, tl.exp(score - tl.max(score, 0)), 0.0)
-    learned = learned / tl.maximum(tl.sum(learned, 0), 1e-38)
+    learned = _row_softmax(score, inside)
     mean = tl.sum(learned * value, 0)
     logit = tl.load(bias + label).to(tl.float32) + mean
     weight = learned
@@ -217,32 +233,31 @@ def attend_(
     words: Tensor,
     bias: Tensor,
     targets: Tensor,
-    prior: tuple[Tensor | None, Tensor | None, Tensor | None],
-    k: int,
-    scope: int,
-    literal_zero: bool,
+    planted: PlantedScores,
+    d_scores: Tensor | None,
     cells: int,
 ) -> tuple[Tensor, Tensor]:
     """As `planted_attention.attend_`, with one read and one write of the products; padding must follow the notes."""
-    static, scores, _ = prior
+    static, scores, k = planted.static, planted.scores, planted.k
     _, labels, notes, width = products.shape
     lengths = mask.sum(1)
     losses, d_logits = torch.empty(2, labels, notes, device=products.device)
     block = triton.next_power_of_2(width)
     words = words.to(torch.int32).contiguous()  # half the registers
     columns = next((x.shape[1] for x in (static, scores) if x is not None), 0)
-    scope = min(scope or width, width)
+    scope = min(planted.scope or width, width)
     windows = triton.cdiv(width, scope)
     bounds, lasts = torch.empty(2, labels * notes * windows, dtype=torch.int32, device=products.device)
     if scores is not None and k:
         of_window = triton.next_power_of_2(scope)
         inputs = (words, lengths, scores, bounds, lasts, notes, width, columns, k, scope, windows, of_window)
         _select[(labels * notes * windows,)](*inputs, num_warps=_warps(of_window, 64))
-    of_words = [losses if tensor is None else tensor for tensor in prior]  # losses: an unused pointer
+    by_word = (static, scores, d_scores)
+    of_words = [losses if tensor is None else tensor for tensor in by_word]  # losses: an unused pointer
     tensors = (products, words, lengths, bias, targets.contiguous(), *of_words, bounds, lasts, losses, d_logits)
     sizes = (products[0].numel(), labels, notes, width, columns, cells, scope, windows)
-    has_scores = [tensor is not None for tensor in prior]
-    _attend[(labels * notes,)](*tensors, *sizes, *has_scores, k == 0, literal_zero, block, num_warps=_warps(block, 8))
+    flags = (*(tensor is not None for tensor in by_word), k == 0, planted.literal_zero)
+    _attend[(labels * notes,)](*tensors, *sizes, *flags, block, num_warps=_warps(block, 8))
     return losses.sum(), d_logits
 
 
@@ -281,7 +296,7 @@ def _pairs_backward(
 
 
 def pair_scores(labels: Tensor, words: Tensor, weights: Tensor) -> Tensor:
-    """Scores (L, W). The order of summation does not depend on the other labels and words."""
+    """Scores (L, W) as `pair_scores.pair_scores`; the order of summation does not depend on other labels and words."""
     left, right = labels.T.contiguous(), words.T.contiguous()
     scores = torch.empty(len(labels), len(words), device=labels.device)
     _pairs[_grid(scores)](left, right, weights.contiguous(), scores, *scores.shape, len(weights), _ROWS, _COLUMNS)
@@ -333,7 +348,7 @@ def _cross_entropy(logits, targets, scale, losses, size, IGNORED: tl.constexpr, 
 
 
 def cross_entropy_(logits: Tensor, targets: Tensor, scale: Tensor, ignored: int) -> Tensor:
-    """Two reads and one write of the logits (n, V)."""
+    """As `language_model.cross_entropy_`, with two reads and one write of the logits (n, V)."""
     losses = torch.empty(len(logits), device=logits.device)
     sizes = (logits.shape[1], ignored, _WORDS)
     _cross_entropy[(len(logits),)](logits, targets.contiguous(), scale, losses, *sizes, num_warps=8)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from nosology.attention import kernels
-from nosology.attention.planted_attention import attend_
+from nosology.attention.planted_attention import PlantedScores, attend_
 from nosology.encoders.sdpa import masked_attention, nonempty_mask
 
 _INDEPENDENT_STD = 0.03  # of queries and weights without tied initialization, as in LAAT
@@ -123,7 +123,7 @@ class _FusedLoss(torch.autograd.Function):
         d_queries, d_weights, d_bias = (torch.zeros_like(weight) for weight in (queries, weights, bias))
         total = torch.zeros((), device=states.device)
         attend = kernels.attend_ if kernels.AVAILABLE and states.is_cuda else attend_
-        no_words = torch.zeros_like(mask, dtype=torch.int32)
+        no_words, nothing_planted = torch.zeros_like(mask, dtype=torch.int32), PlantedScores(None, None, k=0)
         chunk = max(1, _LOSS_CELLS // (labels * width))
         for first in range(0, notes, chunk):
             part = slice(first, first + chunk)
@@ -131,7 +131,7 @@ class _FusedLoss(torch.autograd.Function):
             products = states.new_empty(2, labels, len(h))
             torch.mm(u, z.T, out=products[0])
             torch.mm(beta, h.T, out=products[1])
-            inputs = (mask[part], no_words[part], bias, targets[part].float(), (None, None, None), 0, 0, False)
+            inputs = (mask[part], no_words[part], bias, targets[part].float(), nothing_planted, None)
             loss, d_logits = attend(products.view(2, labels, -1, width), *inputs, targets.numel())
             total += loss
             d_bias += d_logits.sum(1)

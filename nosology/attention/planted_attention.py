@@ -37,14 +37,14 @@ class LabelDecoder:
     weights: Tensor  # (L, D) w
     bias: Tensor  # (L,)
 
-    def of(self, labels: slice) -> LabelDecoder:
+    def for_labels(self, labels: slice) -> LabelDecoder:
         """The weights of some of the labels."""
         return LabelDecoder(self.queries[labels], self.weights[labels], self.bias[labels])
 
 
 @dataclass(frozen=True)
 class PlantedScores:
-    """What labels know in advance about the different words of the notes; None: nothing."""
+    """Scores of labels for the different words of the notes, which do not depend on the states; None: not used."""
 
     static: Tensor | None  # (L, W) mutual information
     scores: Tensor | None  # (L, W) of the ranker
@@ -53,7 +53,7 @@ class PlantedScores:
     # As written in the paper, tokens that are not selected have score 0 before the softmax, and some weight after it.
     literal_zero: bool = False
 
-    def of(self, labels: slice) -> PlantedScores:
+    def for_labels(self, labels: slice) -> PlantedScores:
         """The scores of some of the labels."""
         return replace(self, static=_of_labels(self.static, labels), scores=_of_labels(self.scores, labels))
 
@@ -83,7 +83,7 @@ class AttentionState:
         peak = torch.full_like(zero, -torch.inf)
         return AttentionState(peak, zero, zero, zero, keys, empty, empty, zero, zero[:, :1], 0)
 
-    def of(self, labels: slice) -> AttentionState:
+    def for_labels(self, labels: slice) -> AttentionState:
         """The state of some of the labels."""
         return replace(self, **{name: getattr(self, name)[:, labels] for name in _BY_LABEL})
 
@@ -110,8 +110,8 @@ def accumulate(
     blocks = [slice(first, first + size) for first in range(0, labels, size)]
     if len(blocks) <= 1:
         return _accumulate(states, mask, words, decoder, planted, before)
-    of_blocks = [_accumulate(states, mask, words, decoder.of(own), planted.of(own), before.of(own)) for own in blocks]
-    return AttentionState.join(of_blocks)
+    parts = ((decoder.for_labels(block), planted.for_labels(block), before.for_labels(block)) for block in blocks)
+    return AttentionState.join([_accumulate(states, mask, words, *part) for part in parts])
 
 
 def _accumulate(
@@ -262,21 +262,21 @@ class _PlantedLoss(torch.autograd.Function):
         total = torch.zeros((), device=states.device)
         is_fused = kernels.AVAILABLE and states.is_cuda and width <= kernels.MAX_TOKENS
         attend = kernels.attend_ if is_fused else attend_
+        planted = PlantedScores(static, scores, k, scope, zero)
         for first in range(0, len(states), chunk):
             part = slice(first, first + chunk)
             flat = states[part].reshape(-1, states.shape[2])
-            block = labels if states.is_cuda else max(1, _CPU_BLOCK // max(1, len(flat)))
-            for start in range(0, labels, block):
-                own = slice(start, start + block)
-                both = torch.cat([queries[own], weights[own]]).to(states.dtype)  # (2L, D)
+            size = labels if states.is_cuda else max(1, _CPU_BLOCK // max(1, len(flat)))
+            for start in range(0, labels, size):
+                block = slice(start, start + size)
+                both = torch.cat([queries[block], weights[block]]).to(states.dtype)  # (2L, D)
                 products = (both @ flat.T).view(2, len(both) // 2, -1, width)
-                prior = (_of_labels(static, own), _of_labels(scores, own), _of_labels(d_scores, own))
-                inputs = (mask[part], words[part], bias[own], targets[part, own], prior, k, scope, zero)
-                loss, d_logits = attend(products, *inputs, cells)
+                inputs = (mask[part], words[part], bias[block], targets[part, block], planted.for_labels(block))
+                loss, d_logits = attend(products, *inputs, _of_labels(d_scores, block), cells)
                 total += loss
-                d_bias[own] += d_logits.sum(1)
+                d_bias[block] += d_logits.sum(1)
                 d_products = products.view(len(both), -1)
-                d_both[:, own] += (d_products @ flat).view(2, -1, states.shape[2])
+                d_both[:, block] += (d_products @ flat).view(2, -1, states.shape[2])
                 if d_states is not None:
                     d_part = (d_products.T @ both).view(-1, *states.shape[1:])
                     d_states[part] = d_part if start == 0 else d_states[part] + d_part
@@ -303,19 +303,16 @@ def attend_(
     words: Tensor,
     bias: Tensor,
     targets: Tensor,
-    prior: tuple[Tensor | None, Tensor | None, Tensor | None],
-    k: int,
-    scope: int,
-    literal_zero: bool,
+    planted: PlantedScores,
+    d_scores: Tensor | None,
     cells: int,
 ) -> tuple[Tensor, Tensor]:
     """The summed loss of a chunk and the gradients (L, n) of loss / cells by the logits; `kernels.attend_` is the same.
 
     products: (2, L, n, T) learned scores h . u and values h . w, which are overwritten by their gradients; mask, words:
-    (n, T); bias: (L,); targets: (n, L); prior: mutual information and scores of the ranker (L, W), and a tensor (L, W)
-    to which the gradients by these scores are added.
+    (n, T); bias: (L,); targets: (n, L). The gradients by the scores of the ranker are added to d_scores (L, W).
     """
-    static, scores, d_scores = prior
+    static, scores = planted.static, planted.scores
     score, value = products[0].float(), products[1].float() * mask  # (L, n, T); 0 at padding
     learned = torch.softmax(score.masked_fill(~mask, -torch.inf), dim=2).nan_to_num_()
     mean = (learned * value).sum(2)
@@ -326,13 +323,13 @@ def attend_(
         weight += learned
     d_planted = word = None
     if scores is not None:
-        planted = _planted_tokens(_of_words(scores, words).float(), mask, k, scope, literal_zero)
-        chosen = value.gather(2, planted.places)
-        planted_mean = (planted.weights * chosen).sum(2)
+        tokens = _planted_tokens(_of_words(scores, words).float(), mask, planted)
+        chosen = value.gather(2, tokens.places)
+        planted_mean = (tokens.weights * chosen).sum(2)
         logit = logit + planted_mean
-        weight = weight.scatter_add(2, planted.places, planted.weights)
-        d_planted = planted.weights * (chosen - planted_mean[..., None]) * planted.selected
-        word = words[torch.arange(len(words), device=words.device)[:, None], planted.places].flatten(1)
+        weight = weight.scatter_add(2, tokens.places, tokens.weights)
+        d_planted = tokens.weights * (chosen - planted_mean[..., None]) * tokens.selected
+        word = words[torch.arange(len(words), device=words.device)[:, None], tokens.places].flatten(1)
     target = targets.T
     d_logit = (torch.sigmoid(logit) - target) / cells  # (L, n)
     loss = (torch.nn.functional.softplus(logit) - target * logit).sum()
@@ -351,15 +348,15 @@ class _PlantedTokens(NamedTuple):
     selected: Tensor  # whether the weight depends on the score of the ranker
 
 
-def _planted_tokens(scores: Tensor, mask: Tensor, k: int, scope: int, literal_zero: bool) -> _PlantedTokens:
-    """The planted attention of tokens with these scores (L, n, T); mask: (n, T)."""
+def _planted_tokens(scores: Tensor, mask: Tensor, planted: PlantedScores) -> _PlantedTokens:
+    """The planted attention of tokens with these scores (L, n, T) of the ranker; mask: (n, T)."""
     scores = scores.masked_fill_(~mask, -torch.inf)
-    if k and not scope and not literal_zero and k < scores.shape[2]:
-        places = first_top_k(scores, k)
+    if not planted.scope and not planted.literal_zero and 0 < planted.k < scores.shape[2]:
+        places = first_top_k(scores, planted.k)
         scores = scores.gather(2, places)
         return _PlantedTokens(places, torch.softmax(scores, dim=2).nan_to_num_(), scores > -torch.inf)
-    selected = top_k_mask(scores, mask, k, scope)
-    rest = scores.new_full((), 0.0 if literal_zero else -torch.inf)
+    selected = top_k_mask(scores, mask, planted.k, planted.scope)
+    rest = scores.new_full((), 0.0 if planted.literal_zero else -torch.inf)
     weights = torch.where(selected, scores, rest).masked_fill_(~mask, -torch.inf).softmax(2).nan_to_num_()
     return _PlantedTokens(torch.arange(scores.shape[2], device=scores.device).expand(scores.shape), weights, selected)
 

@@ -153,6 +153,7 @@ def _pooling_modes(config: dict[str, Any], folder: Path) -> tuple[str, ...]:
 
 
 def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files with the weights of a model; ConfigError if it has none."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise ConfigError(f"embedder.model must have its weights as .safetensors; {folder.name} has none")

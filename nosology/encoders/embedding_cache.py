@@ -52,6 +52,7 @@ class EmbeddingCache(AppendOnlyStore):
 
     @classmethod
     def for_embedder(cls, folder: str | Path, embedder: Embedder) -> EmbeddingCache:
+        """The cache of an embedder in a folder."""
         return cls(folder, embedder.key, embedder.dim, embedder.identity, embedder.name)
 
     def __contains__(self, text: str) -> bool:

@@ -45,6 +45,7 @@ def can_pack(model: PreTrainedModel) -> bool:
 
 
 def transformer_layers(model: Any) -> nn.ModuleList:
+    """The layers of an encoder or decoder, the first one first."""
     return getattr(model, "layers", None) or model.encoder.layer
 
 

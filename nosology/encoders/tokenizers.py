@@ -78,8 +78,8 @@ class Vocabulary:
     ) -> Vocabulary:
         """The vocabulary of words that occur in at least `min_notes` notes, plus `extra_words`.
 
-        Words are sorted by the number of notes that contain them: note_counts. alphabetic: without words that have no
-        letter.
+        note_counts: the number of notes with each word; the most frequent words come first. alphabetic: without words
+        that have no letter.
         """
         frequent = (word for word, count in note_counts.items() if count >= min_notes)
         words = {word for word in frequent if not alphabetic or has_letter(word)} | set(extra_words)
@@ -271,8 +271,9 @@ class SubwordTokenizer:
 def _word_offsets(text: str, offsets: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
     """Starts and ends (T,) of the word that contains each subword.
 
-    Two subwords belong to one word if they touch between alphanumeric characters. The word ids of tokenizers are not
-    used: some tokenizers report a whole note as one word.
+    Two subwords belong to one word if they touch between alphanumeric characters. A subword of spaces alone, as
+    SentencePiece has, belongs to the word after it; at the end of a note its span is empty. The word ids of tokenizers
+    are not used: some tokenizers report a whole note as one word.
     """
     starts, ends = np.empty(len(offsets), dtype=np.int64), np.empty(len(offsets), dtype=np.int64)
     first, previous_end = 0, 0
@@ -280,7 +281,9 @@ def _word_offsets(text: str, offsets: list[tuple[int, int]]) -> tuple[np.ndarray
         while start < end and text[start].isspace():
             start += 1
         inside_word = 0 < start < end and text[start - 1].isalnum() and text[start].isalnum()
-        if i and (start < previous_end or (start == previous_end and inside_word)):
+        if i and starts[first] == previous_end:  # only spaces so far
+            starts[first : i + 1] = start
+        elif i and (start < previous_end or (start == previous_end and inside_word)):
             starts[i] = starts[first]
         else:
             first, starts[i] = i, start

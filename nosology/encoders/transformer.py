@@ -86,9 +86,9 @@ class WindowedTransformer(nn.Module):
         keys = [tuple(row[chosen].tolist()) for row, chosen in zip(ids.cpu(), inside.cpu())]
         missing = [i for i, key in enumerate(keys) if key not in self.cached]
         new = dict(zip(missing, self._states(ids[missing], None if mask is None else mask[missing]))) if missing else {}
-        states = torch.zeros(*ids.shape, self.width, device=ids.device)
-        for i, key in enumerate(keys):
-            row = new[i][: len(key)] if i in new else self.cached[key]
+        rows = [new[i][: len(key)] if i in new else self.cached[key] for i, key in enumerate(keys)]
+        states = rows[0].new_zeros(*ids.shape, self.width)
+        for i, (key, row) in enumerate(zip(keys, rows)):
             states[i, : len(key)] = row
             if i in new and self._cached_bytes + row.nbytes <= _CACHE_BYTES:
                 self.cached[key] = row.clone()  # a copy, so that the memory of the batch can be freed

@@ -1,4 +1,4 @@
-"""Triton, the language of our GPU kernels, where it is installed: it comes with the CUDA builds of torch alone."""
+"""Triton, in which the GPU kernels are written, if it is installed: only CUDA builds of torch bring it."""
 
 from __future__ import annotations
 

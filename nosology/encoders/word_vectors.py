@@ -102,7 +102,7 @@ def unit_vectors(vectors: np.ndarray) -> np.ndarray:
 
 
 class Sentences:
-    """The ids of the known words of each note; iterable as often as word2vec needs. Counts the notes it gives.
+    """The ids of the known words of each note, to be read once per epoch of word2vec; counts the notes that were read.
 
     The ids are strings, always the same objects: gensim takes numbers for positions in its own vocabulary.
     """

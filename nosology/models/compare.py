@@ -61,7 +61,7 @@ def compare(
     """
     _check_out(Path(out), variants, corpus)
     if any(variant.recipe.labels != variants[0].recipe.labels for variant in variants):
-        raise ConfigError("labels must be the same in all recipes that are compared: each would be asked other codes")
+        raise ConfigError("labels must be the same in all recipes: the recipes are compared on the same codes")
     notes = list(corpus.notes(split))
     if not notes:
         raise DataError(f"{corpus.folder} has no {split} notes: nothing can be compared on them")

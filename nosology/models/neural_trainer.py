@@ -28,15 +28,17 @@ from nosology.core.progress import ProgressCounter, counting, progress
 from nosology.encoders.tokenizers import TokenIds, Tokenizer, WordTokenizer
 from nosology.evaluation import brief
 from nosology.models.neural import NeuralModel
-from nosology.models.train import CalibratedTrainer, Fit, TrainedCoder
+from nosology.models.train import CalibratedTrainer, FittedModel, TrainedCoder
 from nosology.training.calibration import EXCLUDED_LOGIT
 from nosology.training.data_loader import Batch, pad_notes
-from nosology.training.examples import Examples, codes_in_labels, codes_in_systems, label_space, validation_rows
+from nosology.training.examples import Examples, codes_in_labels, label_space, validation_rows
 from nosology.training.inference import default_device, trained_precision
 from nosology.training.label_sampling import label_targets, sample_labels
+from nosology.training.parameter_groups import ParameterGroup
 from nosology.training.recipe_settings import LabelSettings, NeuralRecipe, WordRecipe
 from nosology.training.run_folder import REFIT, run_fingerprint
-from nosology.training.trainer import ParameterGroup, TrainingResult, TrainingRun, fit
+from nosology.training.trainer import fit
+from nosology.training.training_run import TrainingResult, TrainingRun
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ class NeuralTrainer(CalibratedTrainer[R, M], Generic[R, M]):
         trained = super().train(train_notes, dev_notes, refit)
         return replace(trained, report=trained.report | self._word_vector_report())
 
-    def fit(self, train_notes: Examples, dev_notes: Examples) -> Fit[M]:
+    def fit(self, train_notes: Examples, dev_notes: Examples) -> FittedModel[M]:
         """A model trained on train notes; the best epoch is chosen on dev notes."""
         model, targets, notes = self._build(train_notes)
         dev = TokenizedNotes.of(dev_notes, self.recipe.labels, model.tokenizer, model.labels)
@@ -122,7 +124,7 @@ class NeuralTrainer(CalibratedTrainer[R, M], Generic[R, M]):
         fitted = fit_net(self.recipe, model, targets, notes, dev, self.folder, key)
         return score_dev(model, dev, asdict(fitted), fitted.best_epoch)
 
-    def refit(self, notes: Examples, fitted: Fit[M]) -> M:
+    def refit(self, notes: Examples, fitted: FittedModel[M]) -> M:
         """A model trained on all notes for as many epochs as were best.
 
         The learning-rate schedule stays that of the whole run: a schedule that ends at the best epoch gives a model
@@ -147,7 +149,7 @@ class NeuralTrainer(CalibratedTrainer[R, M], Generic[R, M]):
 
     def _build(self, examples: Examples) -> tuple[M, Targets, TokenizedNotes]:
         """The untrained model, its targets, and the notes as it reads them."""
-        labels = label_space(self.recipe.labels, codes_in_systems(self.recipe.labels, examples.codes))
+        labels = label_space(self.recipe.labels, examples.codes)
         model, targets = self.build_model(labels, examples)
         notes = TokenizedNotes.of(examples, self.recipe.labels, model.tokenizer, labels)
         model.train_counts = notes.label_counts
@@ -156,11 +158,12 @@ class NeuralTrainer(CalibratedTrainer[R, M], Generic[R, M]):
         return model, targets, notes
 
 
-def score_dev(model: M, dev: TokenizedNotes, report: dict[str, Any], choice: Any) -> Fit[M]:
+def score_dev(model: M, dev: TokenizedNotes, report: dict[str, Any], choice: Any) -> FittedModel[M]:
     """A trained model with its logits on dev notes, each within its own ICD version."""
     with counting("scoring dev notes", total=len(dev.encodings)) as counter:
         logits = version_logits(model, dev, counter)
-    return Fit(model, logits, dev.gold, dev.codes, report | {"shape": model.settings.model_dump()}, choice=choice)
+    report = report | {"shape": model.settings.model_dump()}
+    return FittedModel(model, logits, dev.gold, dev.codes, report, choice=choice)
 
 
 def version_logits(model: NeuralModel, notes: TokenizedNotes, counter: ProgressCounter) -> np.ndarray:

@@ -1,6 +1,6 @@
 """The registry of models: for each kind, where its model, trainer and recipe are.
 
-Entries are strings, so that torch is imported only when a neural model is used. To add a model, add one line
+Entries are strings, so that torch is imported only when a neural model is used. To add a model, add one entry
 (docs/adding_a_model.md).
 """
 

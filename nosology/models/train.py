@@ -45,7 +45,7 @@ M = TypeVar("M", bound=CalibratedModel)
 
 
 @dataclass(frozen=True)
-class Fit(Generic[M]):
+class FittedModel(Generic[M]):
     """A model fitted on train notes, with its scores on dev notes."""
 
     model: M
@@ -82,11 +82,11 @@ class CalibratedTrainer(CoderTrainer[R], Generic[R, M]):
     """A trainer of models with a calibration. A subclass implements `fit` and `refit`."""
 
     @abstractmethod
-    def fit(self, train_notes: Examples, dev_notes: Examples) -> Fit[M]:
+    def fit(self, train_notes: Examples, dev_notes: Examples) -> FittedModel[M]:
         """A model fitted on train notes; settings are chosen on dev notes."""
 
     @abstractmethod
-    def refit(self, notes: Examples, fitted: Fit[M]) -> M:
+    def refit(self, notes: Examples, fitted: FittedModel[M]) -> M:
         """A model fitted on all notes with the choices of an earlier fit."""
 
     def train(self, train_notes: Examples, dev_notes: Examples, refit: bool) -> TrainedCoder:

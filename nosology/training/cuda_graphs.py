@@ -69,7 +69,7 @@ class CudaGraphStep:
 
 
 class CudaGraphBatchStep:
-    """The same for a step that takes a batch, of which it reads only tensors on the device."""
+    """A `CudaGraphStep` for a step that takes a batch, of which it reads only tensors on the device."""
 
     def __init__(self, step: Callable[[Any, Tensor], None], calls: int, device: torch.device):
         """step: takes a batch (a dataclass with a field `lengths`) and its weight."""

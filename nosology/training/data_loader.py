@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from nosology.encoders.tokenizers import PAD
-from nosology.training.batch_plan import WIDTH_MULTIPLE, EpochSteps, StepPlan, derive_seed
+from nosology.training.batch_plan import WIDTH_MULTIPLE, BatchPlan, EpochSteps, StepPlan, derive_seed
+from nosology.training.inference import memory_budget
+from nosology.training.recipe_settings import TrainerSettings
 
 
 class DeviceBatch(Protocol):
@@ -31,6 +33,7 @@ PrepareStep = Callable[[np.ndarray, np.random.Generator], Any]  # all notes of a
 MakeBatch = Callable[[np.ndarray, Any], DeviceBatch]  # notes of a micro-batch, result of PrepareStep -> batch
 
 _PREFETCHED_STEPS = 2
+_CPU_MICRO_BATCHES = 2  # per step: one and two processes then compute the same; on a CPU this costs nothing
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,25 @@ def pad_rows(rows: Sequence[np.ndarray], width: int, pad: float, dtype: type[np.
 def token_mask(lengths: Tensor, width: int, device: torch.device) -> Tensor:
     """Mask (B, T): True at the tokens of the notes, False at padding."""
     return torch.arange(width, device=device) < lengths.to(device, non_blocking=True)[:, None]
+
+
+def make_batch_plan(
+    lengths: np.ndarray,
+    groups: np.ndarray,
+    settings: TrainerSettings,
+    seed: int,
+    device: torch.device,
+    processes: int = 1,
+) -> BatchPlan:
+    """The batches of notes with these lengths (N,) and groups (N,) on a device."""
+    return BatchPlan(
+        lengths,
+        np.unique(groups, return_inverse=True)[1],
+        settings.batch,
+        settings.micro_tokens or memory_budget(device),
+        seed,
+        settings.micro_batches or max(processes, 1 if device.type == "cuda" else _CPU_MICRO_BATCHES),
+    )
 
 
 @dataclass(frozen=True)

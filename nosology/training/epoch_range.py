@@ -18,8 +18,9 @@ from nosology.training.cuda_graphs import set_learning_rate
 from nosology.training.data_loader import BatchLoader, MakeBatch, PrepareStep, StepBatches
 from nosology.training.inference import uses_bf16
 from nosology.training.losses import Penalty
+from nosology.training.parameter_groups import ParameterGroup, freeze, set_learning_rates, unfreeze
 from nosology.training.recipe_settings import TrainerSettings, resolve_schedule
-from nosology.training.trainer import ParameterGroup, seed_device, unfreeze
+from nosology.training.trainer import seed_device
 
 
 def train_epoch_range(
@@ -49,11 +50,10 @@ def train_epoch_range(
             batches = next(steps)
             learning_rate = settings.learning_rate * schedule.factor(batches.epoch * len(plan) + batches.step)
             set_learning_rate(optimizer, learning_rate)
-            for options, group in zip(optimizer.param_groups, parameter_groups):
-                options["lr"] = group.learning_rate_factor * learning_rate
-            if parameter_groups and batches.epoch != epoch:
+            set_learning_rates(optimizer, parameter_groups, learning_rate)
+            if batches.epoch != epoch:
                 epoch = batches.epoch
-                _freeze(parameter_groups, epoch)
+                freeze(parameter_groups, epoch)
             total += _step_gradient(net, batches, plan.seed, settings.precision, device) * batches.notes
             notes += batches.notes
             if penalty is not None:
@@ -67,13 +67,6 @@ def train_epoch_range(
     if not torch.isfinite(total):
         raise ConfigError(f"the loss is not finite: training.learning_rate must be lower; got {settings.learning_rate}")
     return float(total) / max(1, notes)
-
-
-def _freeze(parameter_groups: Sequence[ParameterGroup], epoch: int) -> None:
-    """Freezes the groups that start after an epoch."""
-    for group in parameter_groups:
-        for parameter in group.parameters:
-            parameter.requires_grad_(epoch >= group.start_epoch)
 
 
 def _step_gradient(net: nn.Module, batches: StepBatches, seed: int, precision: str, device: torch.device) -> Tensor:

@@ -24,6 +24,7 @@ def focal_loss(logits: Tensor, targets: Tensor, gamma: float, alpha: float, bce_
     if bce_share >= 1:
         return bce
     error = (torch.sigmoid(logits) - targets).abs()  # 1 - probability of the true answer
+    error = error.clamp(min=torch.finfo(error.dtype).tiny)  # for gamma < 1 the gradient at 0 is infinite
     weight = alpha * targets + (1 - alpha) * (1 - targets)
     return bce * (bce_share + (1 - bce_share) * weight * error**gamma)
 

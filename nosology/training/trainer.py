@@ -14,11 +14,9 @@ import gc
 import hashlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, replace
-from itertools import chain
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -28,84 +26,31 @@ from torch import Tensor, nn
 
 from nosology.core import ConfigError, DataError
 from nosology.core.progress import activity
-from nosology.training.batch_plan import BatchPlan, StepPlan, derive_seed
+from nosology.training.batch_plan import BatchPlan, derive_seed
 from nosology.training.checkpoint import Checkpoints, TrainingState, named_tensors
 from nosology.training.cuda_graphs import CudaGraphBatchStep
 from nosology.training.curves import TrainingCurves
-from nosology.training.data_loader import BatchLoader, DeviceBatch, MakeBatch, PrepareStep, StepBatches, on_device
-from nosology.training.inference import default_device, memory_budget, uses_bf16
+from nosology.training.data_loader import BatchLoader, DeviceBatch, StepBatches, make_batch_plan, on_device
+from nosology.training.inference import default_device, uses_bf16
+from nosology.training.parameter_groups import (
+    ParameterGroup,
+    freeze,
+    make_adamw,
+    set_learning_rates,
+    trained_groups,
+    unfreeze,
+)
 from nosology.training.progress_display import ProgressDisplay
 from nosology.training.recipe_settings import TrainerSettings, resolve_schedule
 from nosology.training.torchrun import process_counts
+from nosology.training.training_run import TrainingResult, TrainingRun
 
 if TYPE_CHECKING:
     from lightning_fabric.wrappers import _FabricModule
 
-Validate = Callable[[nn.Module], dict[str, float]]  # metrics on the dev notes
-
-_CPU_MICRO_BATCHES = 2  # per step: one and two processes then compute the same; on a CPU this costs nothing
 _LOG_SECONDS = 10  # the loss is read at least this often if a single process trains: a step may take minutes
 _CHECKPOINT_FACTOR = 10  # at the end of an epoch, write only if this many times the duration of a write has passed
 _NOT_IN_FINGERPRINT = {"checkpoint_minutes", "log_steps", "micro_tokens", "micro_batches"}  # may change on resume
-
-
-@dataclass(frozen=True)
-class ParameterGroup:
-    """Parameters with their own learning rate."""
-
-    parameters: list[nn.Parameter]
-    learning_rate_factor: float = 1.0  # times the learning rate of the settings
-    start_epoch: int = 0  # counted from 0; the parameters are frozen before it
-
-
-@dataclass(frozen=True)
-class TrainingRun:
-    """What to train, on what, and where to write it. A note is identified by its row, 0 to N - 1.
-
-    make_batch: returns the batch of a micro-batch's notes, on the CPU. The net returns the mean loss of its notes;
-        micro-batches are weighted by their number of notes, so the gradient is that of the mean over the step.
-    prepare_step: called once per step with all its notes, longest first, and a generator derived from seed and step.
-        Its result is passed to every `make_batch` of the step. Both functions run in background threads, at most
-        `loader_threads` at a time, and must not use torch's global random numbers.
-    validate: returns metrics on the dev notes, `settings.monitor` among them. The first process calls it after each
-        epoch, without gradients, in eval mode and in the precision of the training. None: the last weights are best.
-    run_folder: receives checkpoint.safetensors, best.safetensors, curves.csv and tensorboard/. A stopped run resumes
-        from its checkpoint if fingerprint, lengths and settings are the same.
-    use_cuda_graphs: allowed only if the net reads nothing but tensors of the batch, has few shapes and never waits for
-        the device. A single GPU then captures one CUDA graph per shape and replays it.
-    """
-
-    net: nn.Module
-    settings: TrainerSettings
-    lengths: np.ndarray  # (N,) tokens of each train note
-    make_batch: MakeBatch
-    run_folder: str | Path
-    fingerprint: str  # of recipe, corpora and package version
-    seed: int
-    groups: np.ndarray | None = None  # (N,) e.g. the ICD version; notes of different groups never share a batch
-    prepare_step: PrepareStep | None = None
-    validate: Validate | None = None
-    plan: StepPlan | None = None  # None: a BatchPlan of lengths and groups
-    parameter_groups: Sequence[ParameterGroup] = ()  # empty: one group of all trainable parameters
-    use_cuda_graphs: bool = False
-    loader_threads: int = 1
-    fabric: Fabric | None = None  # None: `launch_fabric(settings)`
-    title: str = "training"  # of the progress display
-
-
-@dataclass(frozen=True)
-class TrainingResult:
-    """Summary of a training run. It is saved in the bundle."""
-
-    epochs: int  # that were trained
-    steps: int
-    notes: int  # that were trained since the start or the resumption, each as often as it was read
-    best_epoch: int  # counted from 1
-    metrics: dict[str, float]  # of the best weights on the dev notes
-    padding_share: float  # share of padding among all tokens
-    notes_per_second: float  # in training, without validation
-    validation_seconds: float  # since the start or the resumption
-    resumed_at: int  # step; 0: not resumed
 
 
 def fit(run: TrainingRun) -> TrainingResult:
@@ -127,7 +72,8 @@ class Trainer:
         self._use_cuda_graphs = run.use_cuda_graphs and self._on_gpu and self.fabric.world_size == 1
         self.plan = run.plan or self._batch_plan()
         self.schedule = resolve_schedule(run.settings, len(self.plan))
-        self.net.to(self.fabric.device)
+        # Before a checkpoint is read: Fabric would convert the weights only later, and not the state of the optimizer.
+        self.net.to(self.fabric.device, torch.float64 if run.settings.precision == "fp64" else None)
         self.parameter_groups = run.parameter_groups or [
             ParameterGroup([p for p in self.net.parameters() if p.requires_grad])
         ]
@@ -210,8 +156,7 @@ class Trainer:
         """Takes one step of the optimizer."""
         self._freeze(batches.epoch)
         learning_rate = self.settings.learning_rate * self.schedule.factor(self.state.step)
-        for options, group in zip(self.optimizer.param_groups, self.parameter_groups):
-            options["lr"] = group.learning_rate_factor * learning_rate
+        set_learning_rates(self.optimizer, self.parameter_groups, learning_rate)
         self._step_loss.zero_()
         self._compute_gradient(batches)
         self._fabric_optimizer.step()
@@ -260,13 +205,11 @@ class Trainer:
 
     def _freeze(self, epoch: int) -> None:
         """Freezes the groups that start after this epoch, so that no gradient is computed for them."""
-        is_trained = [epoch >= group.start_epoch for group in self.parameter_groups]
+        is_trained = trained_groups(self.parameter_groups, epoch)
         if is_trained == self._is_trained:
             return
         self._is_trained = is_trained
-        for group, trained in zip(self.parameter_groups, is_trained):
-            for parameter in group.parameters:
-                parameter.requires_grad_(trained)
+        freeze(self.parameter_groups, epoch)
         self._module = None
         gc.collect()  # the old DDP module must be gone: its hooks would count every gradient twice
         self._module = self.fabric.setup_module(_LossModule(self.net))
@@ -379,43 +322,6 @@ class Trainer:
         self.progress.close()
         if self.curves:
             self.curves.close()
-
-
-def unfreeze(groups: Sequence[ParameterGroup]) -> None:
-    """Makes the parameters of all groups trainable."""
-    for group in groups:
-        for parameter in group.parameters:
-            parameter.requires_grad_(True)
-
-
-def make_batch_plan(
-    lengths: np.ndarray,
-    groups: np.ndarray,
-    settings: TrainerSettings,
-    seed: int,
-    device: torch.device,
-    processes: int = 1,
-) -> BatchPlan:
-    """The batches of notes with these lengths (N,) and groups (N,) on a device."""
-    return BatchPlan(
-        lengths,
-        np.unique(groups, return_inverse=True)[1],
-        settings.batch,
-        settings.micro_tokens or memory_budget(device),
-        seed,
-        settings.micro_batches or max(processes, 1 if device.type == "cuda" else _CPU_MICRO_BATCHES),
-    )
-
-
-def make_adamw(groups: Sequence[Sequence[nn.Parameter]], settings: TrainerSettings) -> torch.optim.AdamW:
-    """The optimizer of groups of parameters, all on one device."""
-    return torch.optim.AdamW(
-        [{"params": list(parameters)} for parameters in groups],
-        lr=settings.learning_rate,
-        betas=(0.9, settings.beta2),
-        weight_decay=settings.weight_decay,
-        fused=next(chain.from_iterable(groups)).device.type in ("cpu", "cuda"),
-    )
 
 
 class _LossModule(nn.Module):

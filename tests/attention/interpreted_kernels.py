@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nosology.attention import dual_attention, kernels
 from nosology.attention.pair_scores import pair_scores
-from nosology.attention.planted_attention import attend_, top_k_mask
+from nosology.attention.planted_attention import PlantedScores, attend_, top_k_mask
 from nosology.encoders.tokenizers import PAD
 from nosology.models.plant.language_model import cross_entropy_
 from tests.attention.test_planted_attention import world
@@ -57,9 +57,8 @@ def planted_attention(seed: int, case: dict) -> None:
     for attend in (attend_, kernels.attend_):
         products = (both @ states.reshape(-1, 4).T).view(2, LABELS, 3, wide).clone()
         d_scores = None if scores is None or case.get("frozen") else torch.zeros_like(scores)
-        selection = (case.get("k", 4), case.get("scope", 0), case.get("zero", False))
-        rest = ((static, scores, d_scores), *selection, 3 * LABELS)
-        outputs = attend(products, mask, words, decoder.bias, targets, *rest)
+        prior = PlantedScores(static, scores, case.get("k", 4), case.get("scope", 0), case.get("zero", False))
+        outputs = attend(products, mask, words, decoder.bias, targets, prior, d_scores, 3 * LABELS)
         results.append([*outputs, products, *([] if d_scores is None else [d_scores])])
     for a, b in zip(*results):
         torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)

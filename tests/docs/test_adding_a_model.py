@@ -34,10 +34,9 @@ def recipe_path(tmp_path, monkeypatch) -> Path:
         path.write_text(text, encoding="utf-8")
     (tmp_path / "nosology/models/toy/__init__.py").touch()
     monkeypatch.setattr(nosology.models, "__path__", [*nosology.models.__path__, str(tmp_path / "nosology/models")])
-    assert entry.count("\n") == 1, "the page shows exactly one line of the registry"
-    for kind, parts in eval(f"{{{entry}}}", {"ModelEntry": ModelEntry}).items():
-        assert kind not in REGISTRY
-        monkeypatch.setitem(REGISTRY, kind, parts)
+    [(kind, parts)] = eval(f"{{{entry}}}", {"ModelEntry": ModelEntry}).items()
+    assert kind not in REGISTRY
+    monkeypatch.setitem(REGISTRY, kind, parts)
     yield tmp_path / "toy.toml"
     for module in [name for name in sys.modules if name.startswith("nosology.models.toy")]:
         del sys.modules[module]

@@ -23,6 +23,7 @@ from nosology.encoders.tokenizers import (
     WordTokenizer,
 )
 from nosology.encoders.transformer import load_pretrained, minilm_folder
+from nosology.models.evidence_spans import by_word
 from nosology.text.tokens import benchmark_words, lower
 from tests.encoders.counts import note_counts
 from tests.encoders.tiny import tiny_bert, tiny_roberta
@@ -231,6 +232,32 @@ def test_word_offsets_with_wordpiece_and_bpe(tokenizers, name):
     tokenized = tokenizers[name].tokenize(text)
     words = dict.fromkeys(text[start:end] for start, end in zip(tokenized.starts, tokenized.ends))
     assert [word for word in words if word] == ["chronic", "pain", ",", "heart", "failure"]
+
+
+@pytest.fixture(scope="module")
+def sentencepiece() -> SubwordTokenizer:
+    """A tokenizer like those of XLM-RoBERTa and Llama: the space before a word may be a token of its own."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    pieces = [("<unk>", 0.0), ("\u2581", -1.0), ("a", -2.0), ("b", -2.0), ("c", -2.0), (",", -2.0)]
+    backend = Tokenizer(models.Unigram(pieces, unk_id=0))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    return SubwordTokenizer(backend.to_str(), 50)
+
+
+@pytest.mark.parametrize("benchmark", [False, True])
+def test_a_space_that_is_a_token_belongs_to_the_word_after_it(sentencepiece, benchmark):
+    text = "ab, c  ba"
+    encoding = replace(sentencepiece, benchmark=benchmark).tokenize(text)
+    weights = by_word(encoding, np.ones((1, len(encoding)), np.float32))
+    words = [text[start:end] for start, end in zip(weights.starts, weights.ends)]
+    assert words == ["ab", "c", "ba"] if benchmark else ["ab", ",", "c", "ba"]
+    assert weights.weights.sum() == len(encoding)
+
+
+def test_spaces_at_the_end_belong_to_no_word(sentencepiece):
+    encoding = sentencepiece.tokenize("ab ")
+    assert (encoding.starts.tolist(), encoding.ends.tolist()) == ([0, 0, 0, 3], [2, 2, 2, 3])
 
 
 def test_note_is_truncated_at_the_limit(tokenizers):

@@ -145,6 +145,13 @@ def test_cached_states_equal_computed_states(folders, monkeypatch):
             assert np.allclose(row[: len(note)], fresh[known, : len(note)], atol=1e-6)
 
 
+def test_cached_states_have_the_type_of_computed_states(folders):
+    _, encoder = load_pretrained(folders["bert"], window=12, max_tokens=100)
+    encoder.double().requires_grad_(False)
+    encoder.cache_states()
+    assert encoder(*pad_notes([np.arange(5, 30, dtype=np.int32)])).dtype is torch.float64
+
+
 def test_cache_is_limited_and_unused_while_training(folders, monkeypatch):
     _, encoder = load_pretrained(folders["bert"], window=12, max_tokens=100)
     tokens, lengths = pad_notes([np.arange(5, 45, dtype=np.int32)])

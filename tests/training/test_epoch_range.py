@@ -6,9 +6,10 @@ import torch
 
 from nosology.models.heads.heads_net import VectorNotes, build_head
 from nosology.models.heads.heads_settings import HeadShape
+from nosology.training.data_loader import make_batch_plan
 from nosology.training.epoch_range import train_epoch_range
+from nosology.training.parameter_groups import ParameterGroup, make_adamw
 from nosology.training.recipe_settings import TrainerSettings
-from nosology.training.trainer import ParameterGroup, make_adamw, make_batch_plan
 
 
 @pytest.mark.parametrize("epochs", [0, 12])

@@ -44,6 +44,13 @@ def test_gradients_equal_finite_differences():
     assert torch.autograd.gradcheck(lambda x: weighted_bce(x, TARGETS, weights), logits)
 
 
+def test_gradient_of_focal_loss_is_finite_where_the_sigmoid_is_exactly_0_or_1():
+    logits = torch.tensor([[40.0, -200.0, 0.0]], requires_grad=True)
+    focal_loss(logits, torch.tensor([[1.0, 0.0, 1.0]]), 0.5, 0.25).sum().backward()
+    assert logits.grad is not None
+    assert logits.grad[0, :2].tolist() == [0, 0] and logits.grad[0, 2] < 0
+
+
 def test_class_weights_are_clipped():
     weights = class_weights(torch.tensor([50.0, 10.0, 1.0, 90.0, 0.0]), 100, 10.0)
     assert weights.tolist() == [1.0, 9.0, 10.0, 1.0, 10.0]

@@ -269,6 +269,23 @@ def test_a_step_of_a_tiny_net_takes_milliseconds(tmp_path):
     assert_cpu_seconds(run, 402 * 0.015)  # 2 ms a step on an idle machine
 
 
+def test_a_resumed_run_in_fp64_has_the_losses_of_an_uninterrupted_one(tmp_path):
+    class StopsAtStep10(Notes):
+        def prepare(self, notes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+            self.steps = getattr(self, "steps", 0) + 1
+            if self.steps > 10:
+                raise InterruptedError
+            return super().prepare(notes, rng)
+
+    settings = SETTINGS.model_copy(update={"precision": "fp64", "log_steps": 1})
+    train(tmp_path / "whole", settings)
+    with pytest.raises(InterruptedError):
+        train(tmp_path / "resumed", settings, prepare_step=StopsAtStep10().prepare)
+    assert 0 < train(tmp_path / "resumed", settings).resumed_at < 18
+    assert curves(tmp_path / "resumed") == curves(tmp_path / "whole")
+    assert have_same_bytes(tmp_path / "resumed", tmp_path / "whole")
+
+
 def test_stop_step_ends_the_run_within_an_epoch_and_validates(tmp_path):
     settings = SETTINGS.model_copy(update={"epochs": 4, "stop_step": 3})
     result = train(tmp_path / "short", settings)

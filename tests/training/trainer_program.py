@@ -21,8 +21,10 @@ from torch.utils.tensorboard import SummaryWriter  # noqa: F401
 from nosology.training import checkpoint
 from nosology.training.data_loader import Batch, pad_notes, token_mask
 from nosology.training.label_sampling import label_targets, sample_labels
+from nosology.training.parameter_groups import ParameterGroup
 from nosology.training.recipe_settings import TrainerSettings
-from nosology.training.trainer import ParameterGroup, TrainingResult, TrainingRun, fit
+from nosology.training.trainer import fit
+from nosology.training.training_run import TrainingResult, TrainingRun
 
 WORDS, LABELS, NOTES = 50, 12, 70
 SETTINGS = TrainerSettings(

@@ -39,9 +39,9 @@ from nosology.models.hmhan.hmhan_net import HmhanEnsemble, HmhanNet
 from nosology.models.hmhan.report_batches import ReportBatchBuilder, ReportDataset
 from nosology.models.hmhan.report_features import MetadataColumns, column_number
 from nosology.training.calibration import EXCLUDED_LOGIT, PlattScaling
+from nosology.training.data_loader import make_batch_plan
 from nosology.training.examples import Examples, codes_in_systems
 from nosology.training.inference import default_device
-from nosology.training.trainer import make_batch_plan
 
 REPORT_PREPROCESSING = "reports with marks of negation and context, states of a frozen encoder"
 _ENCODER = "encoder."  # in the names of weights of a net

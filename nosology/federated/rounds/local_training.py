@@ -18,8 +18,8 @@ from nosology.training.checkpoint import load_optimizer_tensors, optimizer_tenso
 from nosology.training.data_loader import MakeBatch, PrepareStep
 from nosology.training.epoch_range import train_epoch_range
 from nosology.training.losses import Penalty
+from nosology.training.parameter_groups import ParameterGroup, make_adamw
 from nosology.training.recipe_settings import TrainerSettings
-from nosology.training.trainer import ParameterGroup, make_adamw
 
 
 def loop_settings(recipe: FederatedRecipe) -> TrainerSettings:

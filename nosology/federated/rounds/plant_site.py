@@ -34,8 +34,8 @@ from nosology.models.plant.plant_trainer import (
     word_presence,
 )
 from nosology.models.plant.relevance import Relevance
+from nosology.training.data_loader import make_batch_plan
 from nosology.training.recipe_settings import TrainerSettings
-from nosology.training.trainer import make_batch_plan
 
 WORD_SHARE, CODE_SHARE, BOTH_SHARE = "relevance.words", "relevance.codes", "relevance.both"  # of the notes of a site
 RELEVANCE = "relevance/"  # before the names of the arrays of a `Relevance`

@@ -39,10 +39,10 @@ from nosology.models.neural import NeuralModel
 from nosology.models.neural_trainer import LabelBatches, Targets, TokenizedNotes
 from nosology.training.batch_plan import derive_seed
 from nosology.training.calibration import EXCLUDED_LOGIT, PlattScaling
+from nosology.training.data_loader import make_batch_plan
 from nosology.training.examples import Examples, codes_in_systems
 from nosology.training.inference import default_device
 from nosology.training.recipe_settings import LabelSettings
-from nosology.training.trainer import make_batch_plan
 
 WORD_PREPROCESSING = "lower-case words of the text as given"
 VECTORS, CONTEXTS = "word2vec.vectors", "word2vec.contexts"  # weights of the rounds of word2vec

@@ -47,8 +47,8 @@ class CandidateRetriever:
         present, gold = _presence(ids, words), gold.tocsr().astype(np.float32)
         position = np.arange(len(ids)) * _TUNE_BLOCKS / max(1, len(ids)) % 1  # within a block
         held_out = position >= 1 - min(_TUNE_SHARE, _MAX_TUNE_NOTES / max(1, len(ids)))
-        weights = _Parts.of(present[~held_out], gold[~held_out], texts).tune(present[held_out], gold[held_out])
-        return _Parts.of(present, gold, texts).combine(*weights)
+        weights = _ScoreParts.of(present[~held_out], gold[~held_out], texts).tune(present[held_out], gold[held_out])
+        return _ScoreParts.of(present, gold, texts).combine(*weights)
 
     def retrieve(self, ids: np.ndarray, k: int) -> np.ndarray:
         """The columns (k,) of the codes with the highest scores for a note (T,) of word ids, best first."""
@@ -101,7 +101,7 @@ class CandidateRetriever:
 
 
 @dataclass(frozen=True)
-class _Parts:
+class _ScoreParts:
     """The parts of a score. The weights of each code are a vector of length 1."""
 
     association: sparse.csr_matrix  # (V, L) from words in notes
@@ -110,12 +110,13 @@ class _Parts:
     rarity: np.ndarray  # (V,)
 
     @staticmethod
-    def of(present: sparse.csr_matrix, gold: sparse.csr_matrix, texts: np.ndarray) -> _Parts:
+    def of(present: sparse.csr_matrix, gold: sparse.csr_matrix, texts: np.ndarray) -> _ScoreParts:
         """The parts for notes (B, V) of 0/1 with codes (B, L)."""
         notes = column_sums(gold)
         prior = np.log1p(notes).astype(np.float32)
         rarity = _rarity(present, texts)
-        return _Parts(_association_weights(present, gold, notes), _description_weights(texts, rarity), prior, rarity)
+        association, description = _association_weights(present, gold, notes), _description_weights(texts, rarity)
+        return _ScoreParts(association, description, prior, rarity)
 
     def tune(self, present: sparse.csr_matrix, gold: sparse.csr_matrix) -> tuple[float, float, float, float]:
         """The weights of association, description, prior, and description of unseen codes with the highest recall.

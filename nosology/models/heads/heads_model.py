@@ -65,17 +65,19 @@ class Heads(CalibratedNet):
 
     def logits(self, texts: Sequence[str]) -> np.ndarray:
         """Logits (B, L) of notes; all `EXCLUDED_LOGIT` for an empty note."""
-        logits = self.logits_of(self.embedder.embed(texts)) if len(texts) else np.empty((0, len(self.labels)), "f4")
-        logits[[not text.strip() for text in texts]] = EXCLUDED_LOGIT
-        return logits
+        return self.logits_of(self.embedder.embed(texts)) if len(texts) else np.empty((0, len(self.labels)), "f4")
 
     def logits_of(self, vectors: np.ndarray) -> np.ndarray:
-        """Logits (B, L), float32, of vectors (B, D) of the embedder."""
+        """Logits (B, L), float32, of vectors (B, D) of the embedder.
+
+        The zero vector is that of an empty note: all its logits are `EXCLUDED_LOGIT`.
+        """
         logits = np.empty((len(vectors), len(self.labels)), dtype=np.float32)
         with evaluating(self.net):
             for start in range(0, len(vectors), _ROWS):
                 rows = torch.from_numpy(self.scaler(vectors[start : start + _ROWS])).to(self.device)
-                logits[start : start + _ROWS] = self.net.logits(rows).cpu().numpy()
+                logits[start : start + _ROWS] = self.net.logits(rows).float().cpu().numpy()
+        logits[~vectors.any(axis=1)] = EXCLUDED_LOGIT
         return logits
 
     def evidence(self, note: Note, labels: Sequence[int], limit: int = 5) -> list[list[EvidenceSpan]]:

@@ -26,7 +26,7 @@ class HeadShape(Settings):
     gamma: float = Field(2.0, ge=0)  # focal loss: exponent that lowers the weight of correct predictions
 
     @model_validator(mode="after")
-    def _widths(self) -> HeadShape:
+    def _check_widths(self) -> HeadShape:
         count = len(WIDTHS[self.head])
         if self.widths and (len(self.widths) != count or min(self.widths) < 1):
             raise ValueError(f"widths must be {count} positive numbers for {self.head}; got {self.widths}")

@@ -17,10 +17,11 @@ from nosology.models.heads.feature_statistics import FeatureStatistics
 from nosology.models.heads.heads_model import Heads
 from nosology.models.heads.heads_net import CodedVectors, build_head, draw_dropout_seed, make_vector_notes
 from nosology.models.heads.heads_settings import HeadsRecipe
-from nosology.models.train import CalibratedTrainer, Fit
+from nosology.models.train import CalibratedTrainer, FittedModel
 from nosology.training.examples import Examples, codes_in_labels, label_space, validation_rows
 from nosology.training.run_folder import REFIT, VECTORS, run_fingerprint
-from nosology.training.trainer import TrainingResult, TrainingRun, fit
+from nosology.training.trainer import fit
+from nosology.training.training_run import TrainingResult, TrainingRun
 
 
 class HeadsTrainer(CalibratedTrainer[HeadsRecipe, Heads]):
@@ -31,7 +32,7 @@ class HeadsTrainer(CalibratedTrainer[HeadsRecipe, Heads]):
         self.embedder = Embedder.load(recipe.embedder)
         self.cache = EmbeddingCache.for_embedder(recipe.vectors.cache or folder / VECTORS, self.embedder)
 
-    def fit(self, train_notes: Examples, dev_notes: Examples) -> Fit[Heads]:
+    def fit(self, train_notes: Examples, dev_notes: Examples) -> FittedModel[Heads]:
         """A model trained on train notes; the best epoch is chosen on dev notes."""
         labels = label_space(self.recipe.labels, train_notes.codes)
         train, dev = (self._embed(notes, labels) for notes in (train_notes, dev_notes))
@@ -39,9 +40,9 @@ class HeadsTrainer(CalibratedTrainer[HeadsRecipe, Heads]):
         model, fitted = _fitted(self.recipe, self.embedder, labels, train, dev, self.folder, key)
         report = asdict(fitted) | {"shape": model.net.shape.model_dump()}
         gold = labels.encode(dev.codes)
-        return Fit(model, model.logits_of(dev.vectors), gold, dev.codes, report, choice=fitted.best_epoch)
+        return FittedModel(model, model.logits_of(dev.vectors), gold, dev.codes, report, choice=fitted.best_epoch)
 
-    def refit(self, notes: Examples, fitted: Fit[Heads]) -> Heads:
+    def refit(self, notes: Examples, fitted: FittedModel[Heads]) -> Heads:
         """A model trained on all notes for as many epochs as were best."""
         recipe = self.recipe.stop_after(fitted.choice)
         key, labels = run_fingerprint(recipe, notes), label_space(recipe.labels, notes.codes)

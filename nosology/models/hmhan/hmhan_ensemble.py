@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -31,11 +31,13 @@ from nosology.models.hmhan.report_batches import (
     ReportDataset,
 )
 from nosology.models.hmhan.report_features import EncodedReport, MetadataColumns
-from nosology.training.examples import codes_in_systems, label_space
+from nosology.training.examples import label_space
 from nosology.training.inference import default_device, trained_precision
 from nosology.training.losses import class_weights, log_odds_shift
+from nosology.training.parameter_groups import ParameterGroup
 from nosology.training.run_folder import STATES
-from nosology.training.trainer import ParameterGroup, TrainingResult, TrainingRun, fit, launch_fabric
+from nosology.training.trainer import fit, launch_fabric
+from nosology.training.training_run import TrainingResult, TrainingRun
 
 ValidateModel = Callable[[Hmhan], dict[str, float]]  # metrics of a model on held-out reports
 
@@ -43,6 +45,8 @@ ValidateModel = Callable[[Hmhan], dict[str, float]]  # metrics of a model on hel
 @dataclass
 class HmhanEnsembleTrainer:
     """Trains the nets of one ensemble. They share the tokenizer, the reports, and the states of a frozen encoder."""
+
+    model_class: ClassVar[type[Hmhan]] = Hmhan
 
     recipe: HmhanRecipe
     model: Hmhan  # without nets
@@ -57,7 +61,7 @@ class HmhanEnsembleTrainer:
 
     @classmethod
     def from_notes(cls, recipe: HmhanRecipe, notes: list[Note], folder: Path, run_fingerprint: str) -> Self:
-        labels = label_space(recipe.labels, codes_in_systems(recipe.labels, [note.codes for note in notes]))
+        labels = label_space(recipe.labels, [note.codes for note in notes])
         tokenizer, encoder = load_report_encoder(recipe)
         columns = MetadataColumns.fit((note.extra for note in notes), recipe.columns.numbers, recipe.columns.choices)
         model = cls.new_model(recipe, notes, labels, tokenizer, columns)
@@ -75,8 +79,9 @@ class HmhanEnsembleTrainer:
             trainer.cached_states = trainer.encode(data)
         return trainer
 
-    @staticmethod
+    @classmethod
     def new_model(
+        cls,
         recipe: HmhanRecipe,
         notes: list[Note],
         labels: LabelSpace,
@@ -86,8 +91,8 @@ class HmhanEnsembleTrainer:
         """A model without nets for train notes."""
         precision = trained_precision(recipe.training.precision, default_device())
         counts = np.zeros(len(labels), np.int64)
-        shared = labels, counts, tokenizer, HmhanEnsemble([]), recipe.model
-        return Hmhan(*shared, precision=precision, columns=columns)
+        fields = labels, counts, tokenizer, HmhanEnsemble([]), recipe.model
+        return cls.model_class(*fields, precision=precision, columns=columns)
 
     def mix_logits(self, logits: np.ndarray, offsets: np.ndarray | None, held_out: ReportDataset) -> np.ndarray:
         """The logits (B, L) of the nets and of the offsets together, for held-out reports with these offsets."""

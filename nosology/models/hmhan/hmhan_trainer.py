@@ -32,7 +32,7 @@ from nosology.models.neural import EXCLUDED_LOGIT
 from nosology.models.train import CoderTrainer, TrainedCoder
 from nosology.training.examples import Examples, union, validation_rows
 from nosology.training.run_folder import REFIT, run_fingerprint
-from nosology.training.trainer import TrainingResult
+from nosology.training.training_run import TrainingResult
 
 RecipeT = TypeVar("RecipeT", bound=HmhanRecipe)
 

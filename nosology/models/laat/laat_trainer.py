@@ -14,7 +14,7 @@ from nosology.encoders.transformer import load_pretrained
 from nosology.models.laat.laat_model import Caml, Laat, PlmIcd, PlmIcdNet, WordEncoderNet
 from nosology.models.laat.laat_settings import CamlRecipe, LaatRecipe, PlmIcdRecipe
 from nosology.models.neural_trainer import NeuralTrainer, Targets, label_counts, label_rates
-from nosology.models.train import Fit
+from nosology.models.train import FittedModel
 from nosology.models.word_tokenizer import build_word_tokenizer
 from nosology.training.examples import Examples
 from nosology.training.inference import default_device
@@ -52,13 +52,13 @@ def build_laat(
 class PlmIcdTrainer(NeuralTrainer[PlmIcdRecipe, PlmIcd]):
     """Fine-tunes a pretrained transformer."""
 
-    def fit(self, train_notes: Examples, dev_notes: Examples) -> Fit[PlmIcd]:
+    def fit(self, train_notes: Examples, dev_notes: Examples) -> FittedModel[PlmIcd]:
         """A model trained on train notes; the best epoch is chosen on dev notes."""
         fitted = super().fit(train_notes, dev_notes)
         fitted.model.net.encoder.release_states()
         return fitted
 
-    def refit(self, notes: Examples, fitted: Fit[PlmIcd]) -> PlmIcd:
+    def refit(self, notes: Examples, fitted: FittedModel[PlmIcd]) -> PlmIcd:
         """A model trained on all notes for as many epochs as were best."""
         model = super().refit(notes, fitted)
         model.net.encoder.release_states()

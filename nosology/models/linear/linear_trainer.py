@@ -17,7 +17,7 @@ from nosology.core.progress import activity, progress
 from nosology.core.settings import Settings
 from nosology.models.linear.linear_model import Linear
 from nosology.models.linear.tfidf import Tfidf, TfidfSettings, keep_largest
-from nosology.models.train import CalibratedTrainer, Fit
+from nosology.models.train import CalibratedTrainer, FittedModel
 from nosology.training.examples import Examples, codes_in_labels, label_space
 from nosology.training.recipe_settings import Recipe
 
@@ -57,7 +57,7 @@ class LinearTrainer(CalibratedTrainer[LinearRecipe, Linear]):
     """Chooses regularisation and sparsity on dev notes."""
 
     @activity("fitting the linear coder", spinner=False)
-    def fit(self, train_notes: Examples, dev_notes: Examples) -> Fit[Linear]:
+    def fit(self, train_notes: Examples, dev_notes: Examples) -> FittedModel[Linear]:
         """A model fitted on train notes; settings are chosen on dev notes."""
         recipe = self.recipe
         labels = label_space(recipe.labels, train_notes.codes)
@@ -68,10 +68,10 @@ class LinearTrainer(CalibratedTrainer[LinearRecipe, Linear]):
         model = fit_linear(recipe, labels, tfidf, vectors, gold, choice)
         dev_codes = codes_in_labels(recipe.labels, labels, dev_notes.codes)
         empty = np.diff(dev_vectors.indptr) == 0
-        return Fit(model, model.scores(dev_vectors), dev_gold, dev_codes, asdict(choice), empty, choice)
+        return FittedModel(model, model.scores(dev_vectors), dev_gold, dev_codes, asdict(choice), empty, choice)
 
     @activity("fitting the linear coder again", spinner=False)
-    def refit(self, notes: Examples, fitted: Fit[Linear]) -> Linear:
+    def refit(self, notes: Examples, fitted: FittedModel[Linear]) -> Linear:
         """A model fitted on all notes with the settings of an earlier fit."""
         labels = label_space(self.recipe.labels, notes.codes)
         tfidf, vectors = Tfidf.fit(_counted(notes), self.recipe.features)

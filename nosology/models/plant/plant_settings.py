@@ -47,14 +47,14 @@ class LanguageSettings(Settings):
 
     @field_validator("words")
     @classmethod
-    def _with_weights(cls, words: str, info: ValidationInfo) -> str:
+    def _check_words(cls, words: str, info: ValidationInfo) -> str:
         if bool(words) != bool(info.data.get("weights")):
             raise ValueError("must be the vocabulary file of language.weights: set both or neither")
         return words
 
     @field_validator("backward_weights")
     @classmethod
-    def _with_forward(cls, weights: str, info: ValidationInfo) -> str:
+    def _check_backward_weights(cls, weights: str, info: ValidationInfo) -> str:
         if weights and not info.data.get("weights"):
             raise ValueError("must be set together with language.weights; both have the same words")
         return weights

@@ -34,12 +34,14 @@ from nosology.models.plant.plant_settings import LanguageSettings, PlantRecipe, 
 from nosology.models.plant.ranker_trainer import train_ranker
 from nosology.models.plant.relevance import Relevance
 from nosology.models.published import load_language_model
-from nosology.models.train import CalibratedTrainer, Fit
+from nosology.models.train import CalibratedTrainer, FittedModel
 from nosology.training.checkpoint import read_tensors, write_tensors
-from nosology.training.examples import Examples, codes_in_systems, label_space
+from nosology.training.examples import Examples, label_space
 from nosology.training.inference import default_device, trained_precision
+from nosology.training.parameter_groups import ParameterGroup
 from nosology.training.run_folder import BEST, CHECKPOINT, REFIT, run_fingerprint
-from nosology.training.trainer import ParameterGroup, TrainingResult, TrainingRun, fit
+from nosology.training.trainer import fit
+from nosology.training.training_run import TrainingResult, TrainingRun
 
 WORDS = "language_words.txt"  # of a language model, one per line, in the order of its vectors
 NEVER = 1 << 60  # the first epoch of a part that is never trained
@@ -96,9 +98,7 @@ class PlantPipeline:
 
         stages: where the tensors of the stages are stored; default: the folder that the recipe names, or `folder`.
         """
-        labels = LabelSpace([])
-        if coded:
-            labels = label_space(recipe.labels, codes_in_systems(recipe.labels, examples.codes))
+        labels = label_space(recipe.labels, examples.codes) if coded else LabelSpace([])
         words = recipe.words
         with activity("counting words"):
             counts = examples.words("none").note_counts()
@@ -298,12 +298,12 @@ class PlantTrainer(CalibratedTrainer[PlantRecipe, Plant]):
         super().__init__(recipe, folder)
         self.stages = stages
 
-    def fit(self, train_notes: Examples, dev_notes: Examples) -> Fit[Plant]:
+    def fit(self, train_notes: Examples, dev_notes: Examples) -> FittedModel[Plant]:
         """A model trained on train notes; the best epoch of each direction is chosen on dev notes."""
         model, results, dev = self._classifiers(train_notes, dev_notes)
         return score_dev(model, dev, {name: asdict(result) for name, result in results.items()}, results)
 
-    def refit(self, notes: Examples, fitted: Fit[Plant]) -> Plant:
+    def refit(self, notes: Examples, fitted: FittedModel[Plant]) -> Plant:
         """A model trained on all notes, each direction for as many epochs as were best."""
         pipeline = PlantPipeline.of(self.recipe, notes, self.folder / REFIT)
         return _train_classifiers(pipeline, None, _classifier_fingerprint(self.recipe, notes), fitted.choice)[0]

@@ -16,19 +16,21 @@ from nosology.models.plant.lambda_rank import lambda_loss, ndcg
 from nosology.models.plant.plant_settings import RankerSettings
 from nosology.models.plant.ranker import Ranker
 from nosology.models.plant.relevance import Relevance
+from nosology.training.parameter_groups import ParameterGroup
 from nosology.training.recipe_settings import TrainerSettings
-from nosology.training.trainer import ParameterGroup, TrainingRun, fit
+from nosology.training.trainer import fit
+from nosology.training.training_run import TrainingRun
 
 
 @dataclass(frozen=True)
-class Lists:
+class WordLists:
     """Words to rank for B labels."""
 
     labels: Tensor  # (B,)
     words: Tensor  # (B, N)
     grades: Tensor  # (B, N) float32: grade of relevance; 0: not relevant
 
-    def to(self, device: torch.device | str) -> Lists:
+    def to(self, device: torch.device | str) -> WordLists:
         """The lists on a device."""
         return replace(self, **{name: value.to(device) for name, value in vars(self).items()})
 
@@ -44,7 +46,7 @@ class RankerNet(nn.Module):
         self.ranker, self.k, self.graded = ranker, k, graded
         self.register_buffer("vectors", vectors.detach().clone(), persistent=False)
 
-    def forward(self, lists: Lists) -> Tensor:
+    def forward(self, lists: WordLists) -> Tensor:
         """The LambdaRank loss of lists."""
         return lambda_loss(self.scores(lists.labels, lists.words), lists.grades, self.k, self.graded)
 
@@ -87,7 +89,7 @@ def train_ranker(
     ranked_labels = [label for label in range(len(relevance)) if relevance.bounds[label + 1] > relevance.bounds[label]]
     net = RankerNet(ranker, vectors, settings.k, settings.levels > 0)
     if ranked_labels and settings.epochs:
-        epoch_labels = np.tile(ranked_labels, passes(settings, len(ranked_labels)))  # the labels of an epoch
+        epoch_labels = np.tile(ranked_labels, epoch_repeats(settings, len(ranked_labels)))  # the labels of an epoch
         fit(
             TrainingRun(
                 net,
@@ -103,7 +105,7 @@ def train_ranker(
                 lengths=np.ones(len(epoch_labels), np.int64),
                 groups=np.zeros(len(epoch_labels), np.int64),
                 prepare_step=lambda rows, rng: draw_lists(relevance, epoch_labels[rows], settings, len(vectors), rng),
-                make_batch=lambda _, lists: Lists(*map(torch.from_numpy, lists)),
+                make_batch=lambda _, lists: WordLists(*map(torch.from_numpy, lists)),
                 run_folder=folder,
                 fingerprint=fingerprint,
                 seed=seed,
@@ -117,7 +119,7 @@ def train_ranker(
     return _mean_ndcg(net.cpu(), relevance, ranked_labels, settings)
 
 
-def passes(settings: RankerSettings, labels: int) -> int:
+def epoch_repeats(settings: RankerSettings, labels: int) -> int:
     """How often an epoch repeats the labels, so that there are at least `settings.steps` steps in all."""
     return max(1, -(-settings.steps * settings.batch // (settings.epochs * labels)))
 

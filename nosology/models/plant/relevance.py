@@ -49,25 +49,25 @@ class Relevance:
         word_notes, code_notes = (np.diff(matrix.tocsc().indptr).astype(np.float64) for matrix in (words, codes))
         of_code, present = codes.T.tocsr(), words.astype(np.int32)
 
-        def together(part: slice) -> np.ndarray:
+        def joint_counts(part: slice) -> np.ndarray:
             return (of_code[part].astype(np.int32) @ present).toarray()
 
-        return Relevance.of_counts(words.shape[0], word_notes, code_notes, together, kind, top, positive=positive)
+        return Relevance.of_counts(words.shape[0], word_notes, code_notes, joint_counts, kind, top, positive=positive)
 
     @staticmethod
     def of_counts(
         n: int,
         word_notes: np.ndarray,
         code_notes: np.ndarray,
-        together: Callable[[slice], np.ndarray],
+        joint_counts: Callable[[slice], np.ndarray],
         kind: Kind = "normalised",
         top: int = 1000,
         *,
         positive: bool = True,
     ) -> Relevance:
-        """As `of`, from numbers of notes: all, with each word (V,), with each code (L,), and with both.
+        """As `of`, from numbers of notes: `n` in all, with each word (V,), and with each code (L,).
 
-        together: gives the last ones for a part of the codes (codes, V).
+        joint_counts: returns the numbers of notes with each code of a part of the codes and each word (codes, V).
         """
         size = len(word_notes)
         dtype = np.uint16 if size <= 1 << 16 else np.uint32
@@ -76,7 +76,7 @@ class Relevance:
         step = max(1, _CELLS // max(1, size))
         for first in progress(range(0, len(code_notes), step), "mutual information", unit=f"parts of {step} codes"):
             part = slice(first, first + step)
-            for both, with_code in zip(together(part), code_notes[part]):
+            for both, with_code in zip(joint_counts(part), code_notes[part]):
                 is_positive = both * float(n) > with_code * word_notes  # int32 would overflow
                 candidates = np.flatnonzero(is_positive if positive else word_notes)
                 value = _information(both[candidates], word_notes[candidates], with_code, n, kind)

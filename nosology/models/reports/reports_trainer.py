@@ -14,7 +14,6 @@ from nosology.core.progress import progress
 from nosology.encoders.tokenizers import ReportTokenizer
 from nosology.models.hmhan.hmhan_decision import mask_by_date
 from nosology.models.hmhan.hmhan_ensemble import HmhanEnsembleTrainer
-from nosology.models.hmhan.hmhan_net import HmhanEnsemble
 from nosology.models.hmhan.hmhan_settings import HmhanRecipe
 from nosology.models.hmhan.hmhan_trainer import HmhanTrainer
 from nosology.models.hmhan.report_batches import ReportDataset, assign_folds
@@ -23,7 +22,6 @@ from nosology.models.reports.reports_model import Reports, mixed_logits
 from nosology.models.reports.reports_settings import ReportsRecipe
 from nosology.models.reports.word_features import WordFeatures, WordReport, fit_word_svms
 from nosology.training.calibration import PlattScaling, cross_entropies
-from nosology.training.inference import default_device, trained_precision
 
 _NET_WEIGHTS = (1.0, 0.75, 0.5, 0.25, 0.0)
 _STANDARD_ERRORS = 2.0  # a net weight within this many standard errors of the best is as good
@@ -31,6 +29,8 @@ _STANDARD_ERRORS = 2.0  # a net weight within this many standard errors of the b
 
 class ReportsEnsembleTrainer(HmhanEnsembleTrainer):
     """Fits the SVMs, and trains the nets of one ensemble on held-out SVM logits."""
+
+    model_class = Reports
 
     recipe: ReportsRecipe  # pyrefly: ignore[bad-override-mutable-attribute]  # always of this type
     model: Reports  # pyrefly: ignore[bad-override-mutable-attribute]  # always of this type
@@ -41,8 +41,9 @@ class ReportsEnsembleTrainer(HmhanEnsembleTrainer):
         trainer.fit_svms()
         return trainer
 
-    @staticmethod
+    @classmethod
     def new_model(
+        cls,
         recipe: HmhanRecipe,
         notes: list[Note],
         labels: LabelSpace,
@@ -51,13 +52,12 @@ class ReportsEnsembleTrainer(HmhanEnsembleTrainer):
     ) -> Reports:
         """A model without nets and SVMs, with the word features of train notes."""
         assert isinstance(recipe, ReportsRecipe)
+        model = super().new_model(recipe, notes, labels, tokenizer, columns)
+        assert isinstance(model, Reports)
         texts = (note.text for note in progress(notes, "counting words", total=len(notes)))
         settings, descriptions = recipe.words, _descriptions(labels)
-        words = WordFeatures.fit(texts, settings.min_notes, settings.features, settings.pairs, descriptions)
-        precision = trained_precision(recipe.training.precision, default_device())
-        counts = np.zeros(len(labels), np.int64)
-        shared = labels, counts, tokenizer, HmhanEnsemble([]), recipe.model
-        return Reports(*shared, precision=precision, columns=columns, words=words)
+        model.words = WordFeatures.fit(texts, settings.min_notes, settings.features, settings.pairs, descriptions)
+        return model
 
     def fit_svms(self) -> None:
         """Fits the SVMs of all train reports. All nets share them: each uses only held-out scores."""

@@ -142,11 +142,9 @@ def fit_word_svms(
 ) -> tuple[WordSvms, np.ndarray]:
     """One linear SVM per code, fitted on training reports, and logits (B, L) of SVMs not fitted on the report itself.
 
-    gold: 0/1 (B, L). fold: (B,) the fold of each report.
-
-    descriptions: the encoded description of each label. Each is an additional training report with one code, which
-    helps codes with one or two reports.
-    candidates: values of C. The one with the best pooled average precision of held-out scores is used.
+    gold: 0/1 (B, L). fold: (B,) the fold of each report. candidates: values of C. The one with the best pooled average
+    precision of held-out scores is used. descriptions: the encoded description of each label. Each is an additional
+    training report with one code, which helps codes with one or two reports.
     """
     from sklearn.metrics import average_precision_score
 

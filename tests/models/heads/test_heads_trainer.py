@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,7 +22,8 @@ from nosology.models.heads.heads_net import VectorNotes, build_head, compute_dty
 from nosology.models.train import train
 from nosology.serving.coder import Coder
 from nosology.training.examples import train_and_dev
-from nosology.training.trainer import TrainingRun, fit
+from nosology.training.trainer import fit
+from nosology.training.training_run import TrainingRun
 from tests.conftest import as_notes, small_notes
 
 SMALL = ["model.widths=[64]", "training.epochs=12", "training.batch=8", "training.learning_rate=3e-3"]
@@ -51,6 +53,25 @@ def test_trained_head_codes_a_note(bundle, small_corpus, tmp_path):
 
 def test_empty_note_has_no_code(bundle):
     assert Coder.load(bundle).code(" \n ") == []
+
+
+def test_threshold_and_calibration_are_tuned_with_the_probabilities_of_new_notes(small_corpus, cache, tmp_path):
+    notes = [replace(note, split=split) for note, split in zip(small_notes(24), ["train", "train", "dev"] * 8)]
+    notes[2] = replace(notes[2], text=" \n ")
+    corpus = write_corpus(notes, tmp_path / "corpus", source={"kind": "test"}, filters=[], counts={})
+    train_notes, dev_notes, _ = train_and_dev([corpus], 0.15, 0)
+    recipe = load_recipe("heads-mlp", [*SMALL, f"vectors.cache='{cache}'"])
+    fitted = heads_trainer.HeadsTrainer(recipe, tmp_path).fit(train_notes, dev_notes)
+    np.testing.assert_allclose(
+        fitted.model.to_probabilities(fitted.dev_scores), fitted.model.probabilities(list(dev_notes.notes())), atol=1e-5
+    )
+    assert not fitted.model.to_probabilities(fitted.dev_scores)[0].any()
+
+
+def test_heads_can_be_trained_in_bf16(small_corpus, cache, tmp_path):
+    recipe = load_recipe("heads-mlp", [*SMALL, f"vectors.cache='{cache}'", "training.precision=bf16"])
+    model = train(recipe, [small_corpus], tmp_path / "bundle").model
+    assert model.probabilities(as_notes([small_notes(1)[0].text])).dtype == np.float32
 
 
 def test_same_seed_gives_same_bundle(bundle, small_corpus, cache, tmp_path):

@@ -12,7 +12,8 @@ from nosology.encoders.tokenizers import PAD, TokenIds
 from nosology.encoders.word_encoders import AwdLstm, locked_dropout
 from nosology.models.plant.language_model import LanguageModel, StreamBatch, StreamPlan, TextStreams, next_word_loss
 from nosology.training.recipe_settings import TrainerSettings
-from nosology.training.trainer import TrainingRun, fit
+from nosology.training.trainer import fit
+from nosology.training.training_run import TrainingRun
 
 WORDS = 23
 

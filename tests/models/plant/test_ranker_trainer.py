@@ -10,7 +10,7 @@ from scipy import sparse
 from nosology.encoders.tokenizers import SPECIALS
 from nosology.models.plant.plant_settings import RankerSettings
 from nosology.models.plant.ranker import Ranker
-from nosology.models.plant.ranker_trainer import grades, passes, train_ranker
+from nosology.models.plant.ranker_trainer import epoch_repeats, grades, train_ranker
 from nosology.models.plant.relevance import Relevance
 
 LABELS, WORDS = 30, 200
@@ -73,7 +73,7 @@ def test_ranker_without_own_vectors_scores_words_with_equal_vectors_alike_and_st
 def test_few_labels_are_repeated_within_an_epoch(tmp_path):
     """So that there are at least `steps` steps in all."""
     settings = RankerSettings(hidden=16, k=10, list_size=32, batch=10, epochs=6, steps=180)
-    assert passes(settings, LABELS) == 10 and passes(settings, 100_000) == 1
+    assert epoch_repeats(settings, LABELS) == 10 and epoch_repeats(settings, 100_000) == 1
     vectors, ndcg = 0.1 * torch.randn(WORDS, 16, generator=torch.Generator().manual_seed(0)), []
     for steps in (0, 180):
         torch.manual_seed(0)
