@@ -145,7 +145,9 @@ def objection(draft: Draft, span: Span, code: str) -> Objection | None:
     is_taught = (code[0] != "Z" and _TEACHING.search(before)) or (
         not matches(_ADVISED, code) and is_advice(draft, span)
     )
-    if context.hypothetical or is_taught:
+    # The word that makes a screening hypothetical is part of the name of its code.
+    is_screening = matches("Z11-Z13", code) and "screen" in draft.text[span.start : span.end].lower()
+    if (context.hypothetical and not is_screening) or is_taught:
         return Objection("hypothetical", "the note mentions it only as a possibility in the future")
     if not is_description and _CLAUSE.search(draft.text, span.start, span.end):
         return Objection("fragment", "its words belong to different parts of the sentence")
