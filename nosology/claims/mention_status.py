@@ -15,6 +15,7 @@ from nosology.text.tokens import words_of
 
 SYMPTOMS = "R00-R99|M25.4|M25.5|M54.2|M54.5|M54.6|M54.9|M79.1|M79.6|N64.4|H57.1|H92.0|L29|L50.9"
 _REASONS = "R00-R99|!R16|!R18|!R19.0|!R22|!R59|!R90-R93"  # symptoms, but not findings of an examination
+_PAINS = "M25.5|M54.2|M54.5|M54.6|M54.9|M79.6|H92.0|N64.4"
 _FINAL = ("discharge_diagnosis", "assessment", "impression")  # sections that state the diagnoses at the end
 _EARLY = ("chief_complaint", "hpi", "admission_diagnosis", "past_medical_history", "indication", "review_of_systems")
 _EARLY_OR_TESTS = (*_EARLY, "physical_exam", "vital_signs", "results", "findings", "technique", "medications")
@@ -249,7 +250,7 @@ def _doubt(draft: Draft, span: Span, code: str, kind: str, before: str) -> str:
     """Why an uncertain diagnosis is not coded; "" if it is."""
     if matches("Z80-Z90", code):
         return "an uncertain history or status is not coded"
-    if code[0] == "Z" or (matches(_REASONS, code) and not draft.encounter.is_inpatient):
+    if code[0] == "Z" or (matches(f"{_REASONS}|{_PAINS}", code) and not draft.encounter.is_inpatient):
         return ""
     if matches(_CONFIRMED_ONLY, code):
         return "only confirmed cases of this disease are coded"

@@ -52,21 +52,7 @@ _OPEN_TYPE_III = re.compile(r"\b(?:III[ABC]?|3[ABCabc])\b|\b(?:type|grade) (?:II
 _NONDISPLACED = re.compile(r"\b(?:non-?|un)displaced\b|\bnot displaced\b", re.IGNORECASE)
 _SECONDARY_TO = re.compile(r"secondary to\b", re.IGNORECASE)  # "pain secondary to osteoarthritis"
 _MAX_WORDS = 14  # words on each side of a mention
-_NOT_SIDES = frozenset(  # after "both"
-    [
-        "articular",
-        "surfaces",
-        "components",
-        "compartments",
-        "cortices",
-        "types",
-        "drugs",
-        "medications",
-        "conditions",
-        "lesions",
-        "views",
-    ]
-)
+_NOT_SIDES = frozenset({"articular", "surfaces", "components", "compartments", "types", "drugs", "lesions", "views"})
 _SIDE_WORDS = {
     **dict.fromkeys(("right", "r", "rt", "od", "rul", "rll", "rml"), "right"),
     **dict.fromkeys(("left", "l", "lt", "os", "lul", "lll"), "left"),

@@ -330,7 +330,8 @@ class _Limits:
             stop = int(np.searchsorted(self._tokens.starts, dose.start())) if dose else stop
         if category == "hypothetical" and start < trigger.first:  # "obesity, screening colonoscopy"
             before = self._text[int(self._tokens.starts[start]) : int(self._tokens.starts[trigger.first])]
-            if (comma := before.rfind(",")) >= 0 and not _LIST_WORD.search(before, comma):
+            comma = max(before.rfind(","), before.rfind(";"))
+            if comma >= 0 and not _LIST_WORD.search(before, comma):
                 start = int(np.searchsorted(self._tokens.starts, int(self._tokens.starts[start]) + comma))
         if category in _BRACKET_SCOPED:
             at = bisect_right(self._opened, trigger.first) - 1
