@@ -49,7 +49,6 @@ _GROUPS = {
 _NO_DIAGNOSIS = "VWXYZ"  # first letters of causes and status
 _MAX_ABBREVIATION = 4  # characters
 _SHORT_REPORT = 80  # words
-_TITLED = 0.15  # least probability of a code that a visit names as a problem
 
 
 class Calibration(NamedTuple):
@@ -67,23 +66,11 @@ def calibrate(draft: Draft, calibration: Calibration | None = None) -> None:
     calibration = calibration or default_calibration()
     for code, entry in draft.entries.items():
         draft.entries[code] = replace(entry, probability=probability(features(draft, entry), calibration.weights))
-    titled = {code for code, entry in draft.entries.items() if _is_titled(draft, entry)}
-    weak = [
-        code
-        for code, entry in draft.entries.items()
-        if entry.probability < calibration.threshold and code not in titled
-    ]
+    weak = [code for code, entry in draft.entries.items() if entry.probability < calibration.threshold]
     is_short = draft.encounter.role != "attending" and len(draft.tokens) <= _SHORT_REPORT
     has_diagnosis = any(code not in weak and code[0] not in _NO_DIAGNOSIS for code in draft.entries)
     for code in weak if has_diagnosis and not is_short else ():
         draft.drop(code, "the words of the note are too weak evidence for this code", WEAK_EVIDENCE)
-
-
-def _is_titled(draft: Draft, entry: Entry) -> bool:
-    """Whether an outpatient visit names a disease as a problem: "2. HLD"."""
-    is_visit = not draft.encounter.is_inpatient and draft.encounter.role == "attending"
-    is_sure = not entry.rule and entry.probability >= _TITLED
-    return is_visit and is_sure and any(draft.assessment.place(span) == TITLE for span in entry.evidence)
 
 
 @cache

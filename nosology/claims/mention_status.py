@@ -82,7 +82,8 @@ _NAME = re.compile(  # of a place, a test or a service: "HEADACHE CLINIC", "seps
     r"\s+(?:clinic|diet(?! controlled)|unit|service|cent(?:er|re)|team|program|protocol|registry|score|scale"
     r"|questionnaire|screen|consent|education|handouts?|support group|nurse|foundation|society|ppx|prophylaxis"
     r"|precautions|shot|vaccines?)\b"
-    r"|(?:(?:,| and| or|/) ?[\w-]+){0,2} (?:tests?|testing|PrEP|antibod(?:y|ies)|serolog(?:y|ies)|titers?|panel)\b(?! (?:was |were |is |came back )?(?:positive"
+    r"|(?:(?:,| and| or|/) ?[\w-]+){0,2} (?:tests?|testing|PrEP|antibod(?:y|ies)|serolog(?:y|ies)|titers?|panel)\b"
+    r"(?! (?:was |were |is |came back )?(?:positive"
     r"|reactive))",
     re.IGNORECASE,
 )
@@ -103,8 +104,9 @@ _CAUSED_BY_DRUG = re.compile(
 )
 _ITEM_END = re.compile(r"[;\n]|\.\s|, (?=[A-Za-z])|\s-\s+(?=[A-Z])")
 _STRUCK = re.compile(
-    r"\b(?:error|erroneous|removed from (?:the |his |her )?(?:problem|list|chart|record|PMH|history)|entered in error|disproven|not confirmed|never confirmed)\b",
-    re.I,
+    r"[(–-] ?removed\b|\b(?:error|erroneous|removed from (?:\w+ )?(?:problem|list|chart|record|PMH|history)"
+    r"|entered in error|disproven|not confirmed|never confirmed)\b",
+    re.IGNORECASE,
 )
 _OVER = re.compile(
     r"[\s,:;(–-]*(?:(?:has|have|is|are|was|now|completely|fully|since|clinically|entirely) )*(?:resolved|healed"
