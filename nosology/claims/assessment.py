@@ -22,7 +22,8 @@ TITLE, STATEMENT, DETAIL, OUTSIDE = 3, 2, 1, 0
 
 _LINE = re.compile(r"[^\n\r]+")
 _MARK = re.compile(
-    r"(?P<blank>[ \t]*)(?:(?P<number>(?:(?:problem|diagnosis|issue)[ #]*)?#?[ ]?\d{1,2}(?:[.):]+|(?= ))|#)"
+    r"(?P<blank>[ \t]*)(?:(?P<number>(?:(?:problem|diagnosis|issue)[ #]*)?#?[ ]?\d{1,2}(?:[.):]+|(?= ))|#"
+    r"|(?-i:[A-H])[.)](?= ))"
     r"|(?P<bullet>[-*•▪●◦>+–]+))?"
     r"[ \t]*(?:(?:assessment|impression|diagnos[ei]s|problem)s?:[ \t]*)?",
     re.IGNORECASE,
@@ -57,7 +58,7 @@ _ORDER = re.compile(
     r"|spent|total time|time|thank|sincerely|signed|electronically|rtc|f/u)\b",
     re.IGNORECASE,
 )
-_MAX_TITLE = 16  # words
+_MAX_TITLE, _MAX_NUMBERED = 16, 30  # words of a title, and of one with a number
 _DISCUSSION = 40  # words
 _PROSE = 0.2  # share of function words: about 0.3 in sentences, below 0.2 in telegraphic notes
 
@@ -152,14 +153,14 @@ def _candidates(text: str, section: Section) -> Iterator[tuple[str, Span]]:
             continue
         end = _TITLE_END.search(text, start, line.end())
         title = Span(start, end.start() if end else line.end())
-        if _is_title(text[title.start : title.end]):
+        if _is_title(text[title.start : title.end], _MAX_NUMBERED if kind == "number" else _MAX_TITLE):
             yield kind, title
 
 
-def _is_title(words: str) -> bool:
+def _is_title(words: str, longest: int) -> bool:
     """Whether words name a problem: no sentence and no order."""
     return bool(
-        0 < len(words.split()) <= _MAX_TITLE
+        0 < len(words.split()) <= longest
         and (words[0].isupper() or words[0].isdigit())
         and not _SENTENCE.search(words)
         and not _ORDER.match(words)

@@ -7,7 +7,7 @@ from nosology.claims.mention_status import objection
 from nosology.codes.related_codes import is_past_event, personal_history
 from nosology.core import Span, Suggestion
 
-_ALTERNATIVE = 0.5  # share of the probability of the first reading
+_ALTERNATIVE = 0.55  # share of the probability of the first reading
 
 
 def add_candidates(draft: Draft) -> None:

@@ -15,6 +15,7 @@ from nosology.text.tokens import words_of
 
 SYMPTOMS = "R00-R99|M25.4|M25.5|M54.2|M54.5|M54.6|M54.9|M79.1|M79.6|N64.4|H57.1|H92.0|L29|L50.9"
 _REASONS = "R00-R99|!R16|!R18|!R19.0|!R22|!R59|!R90-R93"  # symptoms, but not findings of an examination
+_PAINS = "M25.5|M54.2|M54.5|M54.6|M54.9|M79.6|H92.0|N64.4"
 _FINAL = ("discharge_diagnosis", "assessment", "impression")  # sections that state the diagnoses at the end
 _EARLY = ("chief_complaint", "hpi", "admission_diagnosis", "past_medical_history", "indication", "review_of_systems")
 _EARLY_OR_TESTS = (*_EARLY, "physical_exam", "vital_signs", "results", "findings", "technique", "medications")
@@ -81,7 +82,8 @@ _NAME = re.compile(  # of a place, a test or a service: "HEADACHE CLINIC", "seps
     r"\s+(?:clinic|diet(?! controlled)|unit|service|cent(?:er|re)|team|program|protocol|registry|score|scale"
     r"|questionnaire|screen|consent|education|handouts?|support group|nurse|foundation|society|ppx|prophylaxis"
     r"|precautions|shot|vaccines?)\b"
-    r"|(?:(?:,| and| or|/) ?[\w-]+){0,2} (?:tests?|testing|PrEP)\b(?! (?:was |were |is |came back )?(?:positive"
+    r"|(?:(?:,| and| or|/) ?[\w-]+){0,2} (?:tests?|testing|PrEP|antibod(?:y|ies)|serolog(?:y|ies)|titers?|panel)\b"
+    r"(?! (?:was |were |is |came back )?(?:positive"
     r"|reactive))",
     re.IGNORECASE,
 )
@@ -101,7 +103,11 @@ _CAUSED_BY_DRUG = re.compile(
     r"\b(?:makes?|made|gives?|gave|causes?|caused) (?:him|her|them|me|the patient|pt)\b[^.;\n]*$", re.I
 )
 _ITEM_END = re.compile(r"[;\n]|\.\s|, (?=[A-Za-z])|\s-\s+(?=[A-Z])")
-_STRUCK = re.compile(r"\b(?:error|erroneous|removed|entered in error|disproven|not confirmed|never confirmed)\b", re.I)
+_STRUCK = re.compile(
+    r"[(–-] ?removed\b|\b(?:error|erroneous|removed from (?:\w+ )?(?:problem|list|chart|record|PMH|history)"
+    r"|entered in error|disproven|not confirmed|never confirmed)\b",
+    re.IGNORECASE,
+)
 _OVER = re.compile(
     r"[\s,:;(–-]*(?:(?:has|have|is|are|was|now|completely|fully|since|clinically|entirely) )*(?:resolved|healed"
     r"|cleared)\b",
@@ -145,7 +151,9 @@ def objection(draft: Draft, span: Span, code: str) -> Objection | None:
     is_taught = (code[0] != "Z" and _TEACHING.search(before)) or (
         not matches(_ADVISED, code) and is_advice(draft, span)
     )
-    if context.hypothetical or is_taught:
+    # The word that makes a screening hypothetical is part of the name of its code.
+    is_screening = matches("Z11-Z13", code) and "screen" in draft.text[span.start : span.end].lower()
+    if (context.hypothetical and not is_screening) or is_taught:
         return Objection("hypothetical", "the note mentions it only as a possibility in the future")
     if not is_description and _CLAUSE.search(draft.text, span.start, span.end):
         return Objection("fragment", "its words belong to different parts of the sentence")
@@ -244,7 +252,7 @@ def _doubt(draft: Draft, span: Span, code: str, kind: str, before: str) -> str:
     """Why an uncertain diagnosis is not coded; "" if it is."""
     if matches("Z80-Z90", code):
         return "an uncertain history or status is not coded"
-    if code[0] == "Z" or (matches(_REASONS, code) and not draft.encounter.is_inpatient):
+    if code[0] == "Z" or (matches(f"{_REASONS}|{_PAINS}", code) and not draft.encounter.is_inpatient):
         return ""
     if matches(_CONFIRMED_ONLY, code):
         return "only confirmed cases of this disease are coded"

@@ -14,6 +14,7 @@ from nosology.core import Span
 _SIDE = re.compile(r"\b(?:(right)|(left)|(bilateral(?:ly)?|both (?=\w+s\b)))", re.IGNORECASE)
 _NAMES = ("right", "left", "bilateral")
 _OPEN = re.compile(r"\bunspecified\b", re.IGNORECASE)
+_OPEN_EYE = re.compile(r"\bunspecified eye\b")
 # The Alphabetic Index gives osteoarthritis of one or both of these joints as primary: right, left, bilateral.
 _PRIMARY = {
     "M16.9": ("M16.11", "M16.12", "M16.0"),
@@ -40,7 +41,11 @@ def _sides(release: str | None, code: str) -> dict[str, str]:
         return dict(zip(_NAMES, _PRIMARY[code]))
     codes = table("icd10cm", release)
     category = [it for it in codes.descendants(code[:3]) if codes.billable(it)]
-    return laterality_variants(codes, category).get(code, {})
+    by_title = {codes.description(it): it for it in category}
+    title = codes.description(code)
+    named = {name: _OPEN_EYE.sub(words, title) for name, words in zip(_NAMES, ("right eye", "left eye", "bilateral"))}
+    eyes = {name: by_title[words] for name, words in named.items() if words != title and words in by_title}
+    return eyes | laterality_variants(codes, category).get(code, {})
 
 
 def _side(draft: Draft, entry: Entry) -> str:

@@ -52,6 +52,7 @@ _OPEN_TYPE_III = re.compile(r"\b(?:III[ABC]?|3[ABCabc])\b|\b(?:type|grade) (?:II
 _NONDISPLACED = re.compile(r"\b(?:non-?|un)displaced\b|\bnot displaced\b", re.IGNORECASE)
 _SECONDARY_TO = re.compile(r"secondary to\b", re.IGNORECASE)  # "pain secondary to osteoarthritis"
 _MAX_WORDS = 14  # words on each side of a mention
+_NOT_SIDES = frozenset({"articular", "surfaces", "components", "compartments", "types", "drugs", "lesions", "views"})
 _SIDE_WORDS = {
     **dict.fromkeys(("right", "r", "rt", "od", "rul", "rll", "rml"), "right"),
     **dict.fromkeys(("left", "l", "lt", "os", "lul", "lll"), "left"),
@@ -225,6 +226,7 @@ def _nearby_words(draft: Draft, span: Span, taken: list[Span], code: str) -> lis
         if not (
             (place not in inside and (place in note.list_numbers or _SECONDARY_TO.match(draft.text, starts[place])))
             or draft.context(Span(starts[place], ends[place])).negated
+            or (note.words[place] == "both" and not _are_sides(note.words, place))
         )
     ]
     around = draft.text[max(0, span.start - _AFTER) : span.end + _AFTER]
@@ -232,6 +234,11 @@ def _nearby_words(draft: Draft, span: Span, taken: list[Span], code: str) -> lis
         words = [word for word in words if word not in ("right", "left")] + ["bilateral"]
     # I.C.6.a: the right side is the dominant one, and the left one is not, unless stated otherwise.
     return [*words, *(["dominant"] if "right" in words else []), *(["nondominant"] if "left" in words else [])]
+
+
+def _are_sides(words: list[str], place: int) -> bool:
+    """Whether "both" means the right and the left side: not in "both articular surfaces"."""
+    return _NOT_SIDES.isdisjoint(words[place + 1 : place + 3])
 
 
 def _end_of_attributes(text: str, span: Span, taken: list[Span]) -> int:

@@ -40,7 +40,7 @@ _TEST = (
     r"|serolog(?:y|ies))"
 )
 _NEGATIVE = r"(?:negative|neg|non-?reactive|not detected)\b(?!\s+for\b)"
-_END = r"\s*(?=[.,;)\n\r]|$)"
+_END = r"\s*(?=[.,;)\n\r]|$|\b[A-Za-z][\w /-]{0,30}:)"
 # A sentence that is no longer about relatives.
 _OTHER_TOPIC = re.compile(
     r"(?<=[.;\n])\s*(?:Here (?:for|with|today|because)|Pt|Patient|Present(?:s|ed)|Social|S(?:oc )?Hx?|PMHx?|PSHx?"
@@ -66,7 +66,8 @@ _NEGATION_AFTER = re.compile(
 )
 _NEGATION_INSIDE = re.compile(r"(?<=\w)[\s,;(]+(?:without|w/o|with no|not|no|sin)\b", re.IGNORECASE)
 _MINUS_BEFORE = re.compile(  # "(-) fever, [ ] cough", "neg tobacco"
-    r"(?:(?:^|[,;:.\n\r])\s*\(\s*[–-]\s*\)|\[ ?\]|☐|(?:^|[,;:.(\n\r]\s*|\bsh |\bua |\btoday )neg(?:ative)?)\s*$", re.I
+    r"(?:(?:^|[,;:.\n\r])\s*\(\s*[–-]\s*\)|\[ ?\]|\( ?\)|☐|(?:^|[,;:.(\n\r]\s*|\bsh |\bua |\btoday )neg(?:ative)?)\s*$",
+    re.I,
 )
 _MINUS_END = frozenset(")]☐gGeE")  # the last characters of _MINUS_BEFORE
 _QUESTION_BEFORE = re.compile(r"(?:^|[\s,;:(/#-])\?\s?$")  # "?pneumonia", "? DKA"
@@ -337,7 +338,8 @@ class _Limits:
             stop = int(np.searchsorted(self._tokens.starts, dose.start())) if dose else stop
         if category == "hypothetical" and start < trigger.first:  # "obesity, screening colonoscopy"
             before = self._text[int(self._tokens.starts[start]) : int(self._tokens.starts[trigger.first])]
-            if (comma := before.rfind(",")) >= 0 and not _LIST_WORD.search(before, comma):
+            comma = max(before.rfind(","), before.rfind(";"))
+            if comma >= 0 and not _LIST_WORD.search(before, comma):
                 start = int(np.searchsorted(self._tokens.starts, int(self._tokens.starts[start]) + comma))
         if category in _BRACKET_SCOPED:
             at = bisect_right(self._opened, trigger.first) - 1

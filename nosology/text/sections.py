@@ -29,6 +29,10 @@ _PROBLEM_KINDS = ("assessment", "impression", "discharge_diagnosis", "hospital_c
 _ONE_PARAGRAPH = ("instructions", "medications")  # inside of an assessment: "Follow-up: two weeks."
 _SHORT = 3  # letters of an abbreviation; "3. AF" is the item of a list and no heading
 _SPANISH = re.compile(r"\b(?:del|los|las|paciente|una|por|que)\b", re.IGNORECASE)
+_SLASH = re.compile(r"\s*/\s*")
+# "S. Here for follow-up.\nO. ...\nA. ...": the letters of a note with the parts of a SOAP note.
+_SOAP = re.compile(r"^(?P<letter>[SOAP])(?:[.)]|[ \t]*[-–])[ \t]+(?=\S)", re.MULTILINE)
+_SOAP_KINDS = {"S": "hpi", "O": "physical_exam", "A": "assessment", "P": "assessment"}
 _PLAIN = str.maketrans("áéíóúüñ", "aeiouun")
 
 
@@ -42,7 +46,8 @@ class Section(NamedTuple):
 
 
 def _key(title: str) -> str:
-    return " ".join(title.lower().translate(_PLAIN).strip(_ORNAMENT).split())
+    words = " ".join(title.lower().translate(_PLAIN).strip(_ORNAMENT).replace("&", " and ").split())
+    return _SLASH.sub("/", words)
 
 
 @lru_cache(maxsize=2)
@@ -92,13 +97,14 @@ def _moved(section: Section, by: int) -> Section:
 def _headings(text: str) -> Iterator[tuple[str, str, int, int]]:
     """Title, kind, start of the heading and start of the body, for each heading."""
     kinds, last_end = _kinds(_SPANISH.search(text) is not None), 0
+    soap = _soap_headings(text)
     current, assessed, resume = "start", "", False  # kind of the section; heading of the assessment to go on with
     for line in _LINE.finditer(text):
         start, end = line.span()
         if line[0].isspace():
             continue
         is_new_paragraph, last_end = text.count("\n", last_end, start) != 1, end
-        heading = _heading(text, start, end, kinds, current, is_new_paragraph)
+        heading = soap.get(start) or _heading(text, start, end, kinds, current, is_new_paragraph)
         if heading is not None:
             has_text = heading[3] < end and not text[heading[3] : end].isspace()
             resume = current == "assessment" and heading[1] in _ONE_PARAGRAPH and has_text
@@ -117,6 +123,14 @@ def _headings(text: str) -> Iterator[tuple[str, str, int, int]]:
             if (kind := kinds.get(_key(inline[0]))) is not None:
                 yield inline[0], kind, inline.start(), inline.end() + 1
                 current = kind
+
+
+def _soap_headings(text: str) -> dict[int, tuple[str, str, int, int]]:
+    """The headings of a note whose parts start with the letters S, O, A and P in this order, by their start."""
+    found = list(_SOAP.finditer(text))
+    if [match["letter"] for match in found] not in (["S", "O", "A"], ["S", "O", "A", "P"]):
+        return {}
+    return {it.start(): (it["letter"], _SOAP_KINDS[it["letter"]], it.start(), it.end()) for it in found}
 
 
 def _heading(

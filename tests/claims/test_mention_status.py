@@ -69,6 +69,23 @@ CASES = [
     # remission is current, list numbers are no stages
     ("outpatient", "Multiple myeloma in remission.", {"C90.01"}, {"Z85.79"}),
     ("outpatient", "1. Gout\n2. CKD stage 3a", {"M10.9", "N18.31"}, {"N18.2"}),
+    # particles apart from their verbs, units of doses, names of persons, empty boxes, tests
+    ("outpatient", "Gout. After a time-out, the scope was passed to the cecum.", {"M10.9"}, {"R55"}),
+    ("outpatient", "Migraine. Sumatriptan 100 mg for severe attacks.", {"G43.909"}, {"G70.01"}),
+    ("outpatient", "Gout. Dr. Crohn reviewed the chart.", {"M10.9"}, {"K50.90"}),
+    ("outpatient", "Gout.\n( ) asthma ( ) COPD ( ) cancer", {"M10.9"}, {"J45.909", "J44.9"}),
+    ("outpatient", "Gout. Fever: No Cough: No Rash: No", {"M10.9"}, {"R50.9", "R05.9", "R21"}),
+    ("outpatient", "Gout. Labs ordered: hepatitis C antibody, RPR.", {"M10.9"}, {"B19.20"}),
+    ("outpatient", "Gout. PE not pursued further with a low D-dimer.", {"M10.9"}, {"I26.99"}),
+    ("outpatient", "Gout. EKG: sinus rhythm. Limit caffeine.", {"M10.9"}, {"R94.31", "F15.988", "F15.99"}),
+    # the words of a screening are its name; relatives; pain beside an open diagnosis
+    ("outpatient", "Encounter for screening for malignant neoplasm of colon.", {"Z12.11"}, set()),
+    ("outpatient", "Elevated PSA, with a family history in his brother.", {"R97.20"}, set()),
+    ("outpatient", "Family hx of breast cancer in mother; screening mammogram ordered.", {"Z80.3"}, set()),
+    ("outpatient", "Left shoulder pain, impingement vs rotator cuff tear.", {"M25.512"}, {"M75.102"}),
+    ("outpatient", "IMPRESSION:\n1. Gout.\n2. Impacted cerumen, right ear, removed.", {"H61.21", "M10.9"}, set()),
+    ("outpatient", "Tear of medial meniscus of right knee reaching both articular surfaces.", set(), {"S83.242A"}),
+    ("outpatient", "Type 2 diabetes with mild NPDR without macular edema, both eyes.", {"E11.3293"}, {"E11.3299"}),
 ]
 
 

@@ -116,3 +116,14 @@ def test_an_assessment_goes_on_after_labels_of_its_problems():
 def test_the_number_of_a_problem_is_no_heading_inside_of_an_assessment():
     text = "IMPRESSION AND PLAN\n\nProblem #1: COPD\n\nProblem #2: gout\n"
     assert [section.kind for section in sections(text)] == ["assessment"]
+
+
+def test_slashes_and_ampersands_of_headings():
+    text = "Exam:\nNormal.\n\nAssessment / Plan:\nGout.\n\nMDM\nFever.\n\nAssessment & Plan\nGout.\n"
+    assert [it.kind for it in sections(text)] == ["physical_exam", "assessment", "assessment", "assessment"]
+
+
+def test_letters_of_a_soap_note():
+    text = "S. Here for follow-up of gout.\nO. Afebrile. No swelling.\nA. Gout.\nP. Allopurinol."
+    assert [it.kind for it in sections(text)] == ["hpi", "physical_exam", "assessment", "assessment"]
+    assert [it.kind for it in sections("A. Gout.\nB. Asthma.\nP. Allopurinol.")] == ["start"]

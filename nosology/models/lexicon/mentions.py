@@ -32,9 +32,13 @@ from nosology.text.stems import is_listed_word, stem, word_keys
 
 _DESCRIPTION = SOURCES.index("description")
 _ACUITY = frozenset({"acute", "chronic"})
+_PARTICLES = frozenset({"out", "up", "off", "down"})
+_UNITS = frozenset({"mg", "mcg", "ml", "mm", "cm", "kg", "g", "hr", "min"})
 # Lines, without a number or the name of a section; parts of a line between semicolons.
 _ITEMS = (re.compile(r"[^\n]+"), re.compile(r"(?<=[:.)*•-] )[^\n]+"), re.compile(r"[^\n;]+"))
 _SPLIT = re.compile(r"[:()]")
+_EMPTY_BOX = re.compile(r"\( ?\)|\[ ?\]|☐")  # "asthma ( ) COPD" are two items of a list
+_TITLE_OF_PERSON = re.compile(r"\b(?:Dr|Drs|Mr|Mrs|Ms|Miss|Prof)\.? (?:[A-Z][\w.]* )?$")
 _SIDE_DISTANCE = 5  # words between a mention and its side, at most
 _MAX_REPEATS = 200  # mentions of the same words in one note
 _MAX_ABBREVIATION = 3  # letters; such a word counts only in capitals
@@ -212,15 +216,30 @@ def _can_be_term(text: str, note: TokenizedNote, places: tuple[int, ...], vocabu
 
     Also for ambiguous words (RA, MS, PE) if nothing in the note supports the disease.
     """
-    if not is_supported(text, note, places, vocabulary):
+    first = note.starts[places[0]]
+    is_name = text[first].isupper() and _TITLE_OF_PERSON.search(text, max(0, first - 20), first)
+    if is_name or not is_supported(text, note, places, vocabulary):
         return False
     if len(places) > 1:
         between = text[note.ends[places[0]] : note.starts[places[-1]]]
-        return ";" not in between and not _is_split(text, note, places) and not _takes_acuity(text, note, places)
+        is_loose = _is_split(text, note, places) or _takes_acuity(text, note, places)
+        is_loose = is_loose or ";" in between or _EMPTY_BOX.search(between) is not None
+        return not is_loose and not any(_is_loose(note, place, places) for place in places)
     start, end, word = note.starts[places[0]], note.ends[places[0]], note.words[places[0]]
     written = text[start:end]
     is_expanded = written.lower() != word
     return end - start > _MAX_ABBREVIATION or is_expanded or written.isupper() or is_listed_word(word)
+
+
+def _is_loose(note: TokenizedNote, place: int, places: tuple[int, ...]) -> bool:
+    """Whether a word of a mention is a particle apart from its verb, or the unit of a dose.
+
+    "Time-out, the scope was passed" is no "passed out", and "100 mg for severe attacks" no attack of myasthenia (MG).
+    """
+    word, before = note.words[place], place - 1
+    if word in _PARTICLES:
+        return before not in places
+    return word in _UNITS and before >= 0 and before not in places and note.words[before].isdigit()
 
 
 def _takes_acuity(text: str, note: TokenizedNote, places: tuple[int, ...]) -> bool:
