@@ -16,6 +16,7 @@ from scipy import sparse
 
 from nosology.core import Code, Note
 from nosology.core.label_space import column_sums
+from nosology.core.progress import ProgressCounter, counting
 from nosology.corpora.duplicates import SHINGLE, THRESHOLD, Fingerprint, exact_pairs, near_pairs, shingle_fingerprint
 
 
@@ -173,11 +174,13 @@ def stratify(
     missing = np.outer(shares, totals)
     if targets is not None:
         missing[:, :-2] = targets
-    part = _assign_greedily(counts, sizes, missing, rng, rarest_first=targets is None)
-    for size_weight in _SIZE_WEIGHTS:
-        weights = 1 / np.maximum(totals, 1)
-        weights[-2:] *= size_weight * max(totals[-2] / max(totals[-1], 1), 1)
-        _move_groups(counts, missing, weights, shares, part, rng.permutation(len(sizes)))
+    passes = 1 + len(_SIZE_WEIGHTS)
+    with counting("dividing the notes", total=passes * len(sizes), unit="assignments") as counter:
+        part = _assign_greedily(counts, sizes, missing, rng, counter, rarest_first=targets is None)
+        for size_weight in _SIZE_WEIGHTS:
+            weights = 1 / np.maximum(totals, 1)
+            weights[-2:] *= size_weight * max(totals[-2] / max(totals[-1], 1), 1)
+            _move_groups(counts, missing, weights, shares, part, rng.permutation(len(sizes)), counter)
     _fill_empty_parts(part, sizes, len(shares))
     return part
 
@@ -191,7 +194,13 @@ def _fill_empty_parts(part: np.ndarray, sizes: np.ndarray, parts: int) -> None:
 
 
 def _assign_greedily(
-    counts: sparse.csr_matrix, sizes: np.ndarray, missing: np.ndarray, rng: np.random.Generator, *, rarest_first: bool
+    counts: sparse.csr_matrix,
+    sizes: np.ndarray,
+    missing: np.ndarray,
+    rng: np.random.Generator,
+    counter: ProgressCounter,
+    *,
+    rarest_first: bool,
 ) -> np.ndarray:
     """The part of each group (G); `missing` is updated. Groups without labels are assigned by size."""
     groups, labels = counts.shape
@@ -211,6 +220,7 @@ def _assign_greedily(
             part[group] = chosen = _neediest_part(missing[:, label], missing[:, -1], rng)
             missing[chosen, counts.indices[row]] -= counts.data[row]
             left[counts.indices[row]] -= counts.data[row]
+        counter.advance(len(members))
         if label == labels - 1:
             return part
 
@@ -230,6 +240,7 @@ def _move_groups(
     shares: np.ndarray,
     part: np.ndarray,
     order: np.ndarray,
+    counter: ProgressCounter,
 ) -> None:
     """Move each group in turn to the part that minimizes sum(weights * missing**2 / shares)."""
     for group in order:
@@ -243,3 +254,4 @@ def _move_groups(
         if cost[best] < cost[old] - 1e-9:
             part[group] = best
         missing[part[group], labels] -= notes
+        counter.advance()

@@ -69,7 +69,7 @@ def stratified_splits(
     used = np.flatnonzero(shares)
     _check_groups(len(used), len(sizes), _SPLITS, has_fingerprints)
     splits = []
-    for number in progress(range(k), "dividing the notes", unit="splits"):
+    for number in range(k):
         part = stratify(counts, sizes, shares[used], np.random.default_rng([seed, number]))
         names = np.array(SPLITS)[used][part[groups]]
         splits.append({note.id: str(name) for note, name in zip(notes, names)})
