@@ -9,12 +9,13 @@ from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
+from nosology.codes.spelling import DOTTED_ICD10CM
 from nosology.core import DataError
 
 _SEPARATOR = "\x7f"  # occurs in no text, and JSON does not escape it
 _MAX_LEVELS = 50  # the official index has ten; more is a damaged file
 _CELLS = 6  # columns of codes in the tables of neoplasms and drugs
-_CODE = re.compile(r"[A-Z]\d[0-9A-Z](?:\.[0-9A-Z]{1,4})?(?=\.?-?$)")
+_CODE = re.compile(rf"{DOTTED_ICD10CM}(?=\.?-?$)")
 _WITH = re.compile(r"(?:associated with|with|in|due to)\b(?: \((?:due to|in|with)\))*")
 _NOT_WITH = re.compile(r"(?:in (?:remission|situ|utero|vitro|crisis)|with and without)\b|without\b")
 

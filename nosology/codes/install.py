@@ -30,7 +30,7 @@ from nosology.core.files import atomic_folder
 _MAX_BYTES = 1 << 30  # of one unpacked file
 _ORDER = re.compile(rb"\d{5} ([A-Z0-9]{3,7}) *[01] ")
 _ORDER_ADDENDA = re.compile(rb"(?:Add|Delete|Revise from|Revise to): +(?:[01] )?([A-Z0-9]{3,7}) ")
-_CODE_LIST = re.compile(rb"([A-Z]\d[0-9A-Z][0-9A-Z]{0,4}|[0-9A-Z]{7}) +[A-Z]")
+_CODE_LIST = re.compile(rb"([A-Z][0-9A][0-9A-Z][0-9A-Z]{0,4}|[0-9A-Z]{7}) +[A-Z]")
 _YEAR = re.compile(r"(?<!\d)(20[1-9]\d)(?!\d)|FY(\d\d)(?!\d)", re.IGNORECASE)
 _FORMS = (
     "an order file, tabular list, index, table of drugs, neoplasms or external causes, ICD-10-PCS tables, definitions "
