@@ -16,7 +16,7 @@ from nosology.core import DataError
 ACTIONS = ("No Change", "Add", "Delete", "Revise from", "Revise to")
 _TEXT_COLUMN = 80.0  # points: actions are left of it
 _CODE_AT_END = re.compile(
-    rf"(?:\s+|(?<=[a-z]))({DOTTED_ICD10CM}\.?-?)(?:\s*\[([^\]]*)\])?$"
+    rf"(?:\s+|(?<=[a-z]))({DOTTED_ICD10CM}\.?-*)(?:\s*\[([^\]]*)\])?$"
 )  # in one line a blank is missing
 _REFERENCE = re.compile(r"\s+[-–—]\s+see\s+(also\s+)?(?:sub)?(category\s+|categories\s+)?", re.IGNORECASE)
 _IN_BRACKETS = re.compile(r"\s*\(see also ([^()]*)\)", re.IGNORECASE)

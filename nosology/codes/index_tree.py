@@ -15,7 +15,7 @@ from nosology.core import DataError
 _SEPARATOR = "\x7f"  # occurs in no text, and JSON does not escape it
 _MAX_LEVELS = 50  # the official index has ten; more is a damaged file
 _CELLS = 6  # columns of codes in the tables of neoplasms and drugs
-_CODE = re.compile(rf"{DOTTED_ICD10CM}(?=\.?-?$)")
+_CODE = re.compile(rf"{DOTTED_ICD10CM}(?=\.?-*$)")
 _WITH = re.compile(r"(?:associated with|with|in|due to)\b(?: \((?:due to|in|with)\))*")
 _NOT_WITH = re.compile(r"(?:in (?:remission|situ|utero|vitro|crisis)|with and without)\b|without\b")
 
