@@ -196,7 +196,9 @@ def _recognise(content: bytes, name: str) -> OfficialFile:
     """What one file is, by its content; its release is "" if it does not state one."""
     start = content.removeprefix(b"\xef\xbb\xbf").lstrip()[:4096]
     if content.startswith(b"PK"):
-        return _poa(spreadsheet_rows(content), name)
+        if not is_poa_header(rows := spreadsheet_rows(content)):
+            raise DataError(f"{name} is a spreadsheet of another kind; it must be {_FORMS}")
+        return _poa(rows, name)
     if content.startswith(b"%PDF"):
         return _pdf(content, name)
     if start.startswith(b"<"):
