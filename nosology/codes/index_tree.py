@@ -140,10 +140,6 @@ class IndexTree:
         """The six codes of a row of a table, "" for none; () if the row has none."""
         return tuple("" if cell == "-" else cell for cell in self._columns["cells"][row].split())
 
-    def main_terms(self) -> list[IndexLine]:
-        """The lines of level 0."""
-        return [self[row] for row, level in enumerate(self.levels) if level == 0]
-
     def end(self, row: int) -> int:
         """The row after the last subterm of a row."""
         below = (other for other in range(row + 1, len(self)) if self.levels[other] <= self.levels[row])
