@@ -31,6 +31,7 @@ from nosology.codes.order_file import read_order_titles
 from nosology.codes.pcs_tables import parse_tables, read_definitions, read_names
 from nosology.codes.poa_files import read_poa_list, spreadsheet_rows
 from nosology.codes.sources import DATA
+from nosology.codes.spelling import DOTTED_ICD10CM
 from nosology.codes.table import CodeTable
 
 ADDENDA = {
@@ -122,7 +123,7 @@ def poa_lists(folder: Path) -> dict[str, Any]:
 
 def previous_codes(folder: Path) -> dict[str, Any]:
     """New code -> the codes that were assigned before, of a range the first; lists of whole categories are left out."""
-    printed = re.compile(r"[A-TV-Z]\d[0-9A-Z](?:\.[0-9A-Z]{1,4})?")
+    printed = re.compile(DOTTED_ICD10CM)
     previous: dict[str, str] = {}
     for row in spreadsheet_rows((folder / "icd10cm_conversion_fy2026.xlsx").read_bytes()):
         before = re.sub(r"-\s*[A-Z]\d[0-9A-Z.]+", "", row[2]) if len(row) > 2 and "ateg" not in row[2] else ""

@@ -37,7 +37,7 @@ from typing import Any, NamedTuple
 
 from nosology.audit.encounter_audit import REFERENCES, audit_encounter
 from nosology.audit.finding import BilledCode, EncounterAudit
-from nosology.audit.planted_errors import SHARE, PlantedBill, plant
+from nosology.audit.planted_errors import SHARE, PlantedBill, plant_errors
 from nosology.audit.support_features import MAX_SUGGESTIONS
 from nosology.audit.support_model import SupportModel, coder_fingerprint
 from nosology.audit.support_training import fit_support_model
@@ -126,7 +126,7 @@ def measure(
                 bill = PlantedBill(gold, edited)
                 suggestions = coder.code(text, top) if edited else known
             else:
-                bill = plant(kind, gold, others, chance)
+                bill = plant_errors(kind, gold, others, chance)
             if (kind in EDITS and not bill.planted) or (kind == "moved" and not case.get("principal")):
                 continue
             billed = [BilledCode(Code("icd10cm", code)) for code in bill.codes]

@@ -20,7 +20,7 @@ from audit import RELATED, audit_cases, fit_simulated_auditor, gold_codes  # bes
 
 from nosology.audit.encounter_audit import REFERENCES, audit_encounter
 from nosology.audit.finding import BilledCode, EncounterAudit
-from nosology.audit.planted_errors import plant
+from nosology.audit.planted_errors import plant_errors
 from nosology.audit.support_features import MAX_SUGGESTIONS
 from nosology.audit.support_model import SupportModel
 from nosology.core import Code
@@ -44,7 +44,7 @@ def measure(
         suggestions = coder.code(case["text"], MAX_SUGGESTIONS if auditor else None)
         stated = {"setting": case["setting"].split()[0]} if case.get("setting") else {}
         for kind in ("untouched", "sibling", "foreign"):
-            bill = plant(kind, gold, others, random.Random(f"0 {case['id']} {kind}"))
+            bill = plant_errors(kind, gold, others, random.Random(f"0 {case['id']} {kind}"))
             billed = [BilledCode(Code("icd10cm", code)) for code in bill.codes]
             judgement = auditor.judge(case["text"], bill.codes, suggestions) if auditor else None
             for name, used in (("without", None), ("with", chooser)):

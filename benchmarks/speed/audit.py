@@ -18,8 +18,10 @@ import pstats
 import resource
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from nosology.audit.audit_folder import AuditFolder
 from nosology.audit.auditor import Auditor, BilledEncounter, load_auditor
@@ -29,32 +31,53 @@ from nosology.core import Note
 from nosology.corpora.prepare import prepare
 from nosology.corpora.simulate import simulate
 
+T = TypeVar("T")
+
 RESULTS = Path(__file__).parents[1] / "results" / "speed_audit.json"
+WARM_UP = 16  # encounters before the measurement
 STATED = {"setting": "inpatient", "sex": "F", "age": 60, "date": "2025-11-01"}  # all that the groupers need
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments = parse_arguments(__doc__)
+    encounters = simulated_encounters(arguments.encounters + WARM_UP)
+    auditor = load_auditor("day-one", "claim", 0.5, {})
+    run(auditor, encounters, partial(measured, auditor), arguments, RESULTS)
+
+
+def parse_arguments(description: str | None) -> argparse.Namespace:
+    """The options of a benchmark that works on encounters one by one."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--encounters", type=int, default=400)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--profile", action="store_true")
-    arguments = parser.parse_args()
-    found = simulated_encounters(arguments.encounters + 16)
-    encounters, others = found[16:], found[:16]
-    auditor = load_auditor("day-one", "claim", 0.5, {})
-    for item in others:  # loads what is loaded once
-        auditor(item)
+    return parser.parse_args()
+
+
+def run(
+    function: Callable[[T], object],
+    encounters: Sequence[T],
+    measure: Callable[[Sequence[T], int], dict[str, float]],
+    arguments: argparse.Namespace,
+    results: Path,
+) -> None:
+    """Prints the profile of a function of encounters, or prints and stores what `measure` returns.
+
+    The first encounters load what is loaded once; `measure` gets the others and the number of workers.
+    """
+    for item in encounters[:WARM_UP]:
+        function(item)
     gc.collect()
-    gc.freeze()  # as the command does
+    gc.freeze()  # as the commands do
     if arguments.profile:
         with cProfile.Profile() as profile:
-            for item in encounters:
-                auditor(item)
+            for item in encounters[WARM_UP:]:
+                function(item)
         pstats.Stats(profile).sort_stats("tottime").print_stats(35)
         return
-    results = measured(auditor, encounters, arguments.workers)
-    print(json.dumps(results))
-    RESULTS.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    found = measure(encounters[WARM_UP:], arguments.workers)
+    print(json.dumps(found))
+    results.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
 
 
 def simulated_encounters(n: int) -> list[BilledEncounter]:

@@ -9,17 +9,13 @@ process instead.
 
 from __future__ import annotations
 
-import argparse
-import cProfile
-import gc
-import json
-import pstats
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-from audit import cpu_seconds, simulated_encounters
+from audit import WARM_UP, cpu_seconds, parse_arguments, run, simulated_encounters
 
 from nosology.claims.gap_records import GapFinder, PlacedNote
 from nosology.claims.gap_report import GapFolder
@@ -30,28 +26,11 @@ RESULTS = Path(__file__).parents[1] / "results" / "speed_gaps.json"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--encounters", type=int, default=400)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--profile", action="store_true")
-    arguments = parser.parse_args()
-    found = [PlacedNote(item.note, item.where) for item in simulated_encounters(arguments.encounters + 16)]
-    encounters, others = found[16:], found[:16]
+    arguments = parse_arguments(__doc__)
+    encounters = [PlacedNote(item.note, item.where) for item in simulated_encounters(arguments.encounters + WARM_UP)]
     coder = Coder.for_claims("day-one", systems=["icd10cm"])
     finder = GapFinder(lambda note: next(coder.code_all([note])), chooser=coder.model.siblings)
-    for item in others:  # loads what is loaded once
-        finder(item)
-    gc.collect()
-    gc.freeze()  # as the command does
-    if arguments.profile:
-        with cProfile.Profile() as profile:
-            for item in encounters:
-                finder(item)
-        pstats.Stats(profile).sort_stats("tottime").print_stats(35)
-        return
-    results = measured(finder, encounters, arguments.workers)
-    print(json.dumps(results))
-    RESULTS.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    run(finder, encounters, partial(measured, finder), arguments, RESULTS)
 
 
 def measured(finder: GapFinder, encounters: Sequence[PlacedNote], workers: int) -> dict[str, float]:
@@ -61,7 +40,7 @@ def measured(finder: GapFinder, encounters: Sequence[PlacedNote], workers: int) 
         cpu, started = cpu_seconds(), time.perf_counter()
         for record in forked_map(finder, encounters, workers):
             folder.append(record)
-        summary = folder.finish({})
+        summary = folder.finish({"repeated_ids": 0})
         cpu, clock = cpu_seconds() - cpu, time.perf_counter() - started
         answers = sum(len(gap["answers"]) for record in folder.records() for gap in record["gaps"])
     count = len(encounters)

@@ -9,7 +9,7 @@ from typing import Any
 
 from nosology.audit.correction import Weights, assigned_codes, with_effects
 from nosology.audit.finding import KINDS, BilledCode, EncounterAudit, Finding
-from nosology.audit.mentioned import MentionedCodes, NamedAt, merged_spans, names_of
+from nosology.audit.mentioned_codes import CodeMention, MentionedCodes, merged_spans, names_of
 from nosology.audit.sibling_search import SiblingSearch
 from nosology.audit.support_features import shared_start
 from nosology.audit.support_model import Judgement
@@ -196,7 +196,7 @@ class _EncounterBill:
         confidence = max(found.probability, _UNSURE)  # the billed code is wrong, whichever the right one is
         return Finding(kind, code, reason, confidence, SIBLINGS, found.code, found.evidence)
 
-    def _unsupported(self, code: Code, named: Sequence[NamedAt], explained: set[str]) -> Finding:
+    def _unsupported(self, code: Code, named: Sequence[CodeMention], explained: set[str]) -> Finding:
         """That the text does not support a code: with mentions that do not count, the code that it supports, or names.
 
         The names are those that were looked for.
@@ -229,7 +229,7 @@ class _EncounterBill:
             return tuple(it.span for it in self._mentions.of(code.code))
         return next((it.evidence for it in self.claim.procedures if it.code == code.code), ())
 
-    def _related(self, code: str, usable: Sequence[NamedAt], explained: set[str]) -> _Expected | None:
+    def _related(self, code: str, usable: Sequence[CodeMention], explained: set[str]) -> _Expected | None:
         """The expected code of the same category that is not billed and stands where the billed one is named."""
         siblings = [it for it in self.expected.values() if it.code[:3] == code[:3] and it.evidence]
         siblings = [it for it in siblings if it.code not in self._names | explained]
@@ -246,7 +246,7 @@ class _EncounterBill:
             return "more_specific", f"the text supports only {right}"
         return "other_code", f"the text supports {right} of the same category"
 
-    def _suggested_spans(self, code: str, named: Sequence[NamedAt]) -> tuple[Span, ...]:
+    def _suggested_spans(self, code: str, named: Sequence[CodeMention]) -> tuple[Span, ...]:
         """The evidence of a coder for the code; empty if it does not count, or the text or the claim objects."""
         suggestion = self._suggested.get(code)
         if suggestion is None:
@@ -305,7 +305,7 @@ def _spans(suggestion: Suggestion | None) -> tuple[Span, ...]:
     return tuple(Span(item.start, item.end) for item in suggestion.evidence) if suggestion else ()
 
 
-def _contradicted(code: Code, named: Sequence[NamedAt]) -> Finding:
+def _contradicted(code: Code, named: Sequence[CodeMention]) -> Finding:
     """That mentions of a code do not count, by the first objection."""
     first = next(it.objection for it in named if it.objection)
     spans = tuple(dict.fromkeys(it.span for it in named))

@@ -17,7 +17,7 @@ class PlantedBill(NamedTuple):
     planted: set[str]
 
 
-def plant(kind: str, gold: list[str], others: list[str], chance: random.Random) -> PlantedBill:
+def plant_errors(kind: str, gold: list[str], others: list[str], chance: random.Random) -> PlantedBill:
     """A bill with errors of one kind: untouched, dropped, foreign, sibling or moved; others: codes of another note."""
     count = max(1, round(SHARE * len(gold)))
     if kind == "untouched":

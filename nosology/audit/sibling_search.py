@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from nosology.audit.mentioned import MentionedCodes
+from nosology.audit.mentioned_codes import MentionedCodes
 from nosology.claims.draft import Draft
 from nosology.claims.mention_status import objection
 from nosology.core import Code, Span, Suggestion

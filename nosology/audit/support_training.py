@@ -17,8 +17,8 @@ import numpy as np
 from nosology.audit.bill_context import context_rows
 from nosology.audit.bill_statistics import BillStatistics
 from nosology.audit.description_similarity import DescriptionSimilarity
-from nosology.audit.mentioned import MentionedCodes
-from nosology.audit.planted_errors import PlantedBill, plant
+from nosology.audit.mentioned_codes import MentionedCodes
+from nosology.audit.planted_errors import PlantedBill, plant_errors
 from nosology.audit.support_features import MAX_SUGGESTIONS, NoteFeatures, note_keys
 from nosology.audit.support_model import CLASSIFIERS, FIRST, SupportModel, candidates, coder_fingerprint
 from nosology.claims.draft import Draft
@@ -104,7 +104,7 @@ def planted_rows(
         for kind, repeat in ((kind, repeat) for kind, count in BILLS.items() for repeat in range(count)):
             chance = random.Random(f"{seed} {number} {kind} {repeat}")
             other = chance.choice(same_fold[fold])
-            bill = plant(kind, gold[number], gold[other], chance)
+            bill = plant_errors(kind, gold[number], gold[other], chance)
             errors[kind] += len(bill.planted)
             affinities.append(outside[fold].affinities(bill.codes))
             for name, codes in (("billed", bill.codes), ("missing", candidates(features, bill.codes))):

@@ -136,7 +136,7 @@ def _of_system(query: str, codes: CodeTable, limit: int, date: str) -> list[Foun
         lines = _shown(_procedures(query, codes), codes)
         if lines:
             return lines
-    lines = list(_at_other_times(query, codes, date)) or _by_words(query, codes, limit)
+    lines = list(_at_other_times(query, codes, date)) or list(_of_icd9(query, codes)) or _by_words(query, codes, limit)
     if codes.system == "icd9cm" and not _is_code(query, codes):
         best: dict[str, FoundLine] = {}
         for line in sorted([*_mapped(query, codes), *lines], key=lambda line: -line.score):
@@ -218,6 +218,26 @@ def _until(codes: CodeTable, code: str) -> str:
     later = [release for release in releases(codes.system) if release > codes.release]
     ended = next((release for release in later if not is_valid(known, release)), "")
     return f"valid until {effective_date(ended) - timedelta(days=1)}" if ended else ""
+
+
+def _of_icd9(query: str, codes: CodeTable) -> Iterator[FoundLine]:
+    """A code of ICD-9-CM that is none of ICD-10-CM, and the codes in its place: 250.00, V58.61."""
+    if codes.system != "icd10cm" or not _CODE.fullmatch(query.strip()) or _is_code(query, codes):
+        return
+    try:
+        code = normalise(query, "icd9cm")
+    except CodeError:
+        return
+    if code.code not in table("icd9cm"):
+        return
+    ended = day.fromisoformat(_ICD10_START) - timedelta(days=1)
+    yield FoundLine("icd9cm", code.code, describe(code), False, note=f"ICD-9-CM, valid until {ended}")
+    for mapping in map_code(code, "icd10cm"):
+        if mapping.target and not mapping.combination:
+            for target in in_release(mapping.target, codes.release):
+                if codes.billable(target.code):
+                    text = codes.description(target.code)
+                    yield FoundLine("icd10cm", target.code, text, True, f"in place of {code.code}", 1.0)
 
 
 def _at_other_times(query: str, codes: CodeTable, date: str) -> Iterator[FoundLine]:

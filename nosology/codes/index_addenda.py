@@ -10,11 +10,14 @@ from typing import NamedTuple
 
 from nosology.codes.index_tree import IndexRow, IndexTree, bare_code, split_title
 from nosology.codes.pdf_text import pdf_lines
+from nosology.codes.spelling import DOTTED_ICD10CM
 from nosology.core import DataError
 
 ACTIONS = ("No Change", "Add", "Delete", "Revise from", "Revise to")
 _TEXT_COLUMN = 80.0  # points: actions are left of it
-_CODE_AT_END = re.compile(r"\s+([A-Z]\d[0-9A-Z](?:\.[0-9A-Z]{1,4})?\.?-?)(?:\s*\[([^\]]*)\])?$")
+_CODE_AT_END = re.compile(
+    rf"(?:\s+|(?<=[a-z]))({DOTTED_ICD10CM}\.?-*)(?:\s*\[([^\]]*)\])?$"
+)  # in one line a blank is missing
 _REFERENCE = re.compile(r"\s+[-–—]\s+see\s+(also\s+)?(?:sub)?(category\s+|categories\s+)?", re.IGNORECASE)
 _IN_BRACKETS = re.compile(r"\s*\(see also ([^()]*)\)", re.IGNORECASE)
 _FIRST = re.compile(r"(?:with|without|in|due to|associated with)\b")  # subterms that are printed before the others

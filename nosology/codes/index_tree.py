@@ -9,12 +9,13 @@ from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
+from nosology.codes.spelling import DOTTED_ICD10CM
 from nosology.core import DataError
 
 _SEPARATOR = "\x7f"  # occurs in no text, and JSON does not escape it
 _MAX_LEVELS = 50  # the official index has ten; more is a damaged file
 _CELLS = 6  # columns of codes in the tables of neoplasms and drugs
-_CODE = re.compile(r"[A-Z]\d[0-9A-Z](?:\.[0-9A-Z]{1,4})?(?=\.?-?$)")
+_CODE = re.compile(rf"{DOTTED_ICD10CM}(?=\.?-*$)")
 _WITH = re.compile(r"(?:associated with|with|in|due to)\b(?: \((?:due to|in|with)\))*")
 _NOT_WITH = re.compile(r"(?:in (?:remission|situ|utero|vitro|crisis)|with and without)\b|without\b")
 
@@ -138,10 +139,6 @@ class IndexTree:
     def cells(self, row: int) -> tuple[str, ...]:
         """The six codes of a row of a table, "" for none; () if the row has none."""
         return tuple("" if cell == "-" else cell for cell in self._columns["cells"][row].split())
-
-    def main_terms(self) -> list[IndexLine]:
-        """The lines of level 0."""
-        return [self[row] for row, level in enumerate(self.levels) if level == 0]
 
     def end(self, row: int) -> int:
         """The row after the last subterm of a row."""

@@ -30,7 +30,7 @@ from nosology.core.files import atomic_folder
 _MAX_BYTES = 1 << 30  # of one unpacked file
 _ORDER = re.compile(rb"\d{5} ([A-Z0-9]{3,7}) *[01] ")
 _ORDER_ADDENDA = re.compile(rb"(?:Add|Delete|Revise from|Revise to): +(?:[01] )?([A-Z0-9]{3,7}) ")
-_CODE_LIST = re.compile(rb"([A-Z]\d[0-9A-Z][0-9A-Z]{0,4}|[0-9A-Z]{7}) +[A-Z]")
+_CODE_LIST = re.compile(rb"([A-Z][0-9A][0-9A-Z][0-9A-Z]{0,4}|[0-9A-Z]{7}) +[A-Z]")
 _YEAR = re.compile(r"(?<!\d)(20[1-9]\d)(?!\d)|FY(\d\d)(?!\d)", re.IGNORECASE)
 _FORMS = (
     "an order file, tabular list, index, table of drugs, neoplasms or external causes, ICD-10-PCS tables, definitions "
@@ -196,7 +196,9 @@ def _recognise(content: bytes, name: str) -> OfficialFile:
     """What one file is, by its content; its release is "" if it does not state one."""
     start = content.removeprefix(b"\xef\xbb\xbf").lstrip()[:4096]
     if content.startswith(b"PK"):
-        return _poa(spreadsheet_rows(content), name)
+        if not is_poa_header(rows := spreadsheet_rows(content)):
+            raise DataError(f"{name} is a spreadsheet of another kind; it must be {_FORMS}")
+        return _poa(rows, name)
     if content.startswith(b"%PDF"):
         return _pdf(content, name)
     if start.startswith(b"<"):

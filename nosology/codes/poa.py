@@ -10,10 +10,9 @@ from typing import Any
 
 from nosology.codes.installed import installed_files
 from nosology.codes.poa_files import read_poa_list
-from nosology.codes.releases import effective_date
+from nosology.codes.releases import effective_date, iso_day
 from nosology.codes.sources import DATA
 from nosology.codes.spelling import normalise
-from nosology.core import CodeError
 
 
 def is_poa_exempt(code: str, day: date | str | None = None) -> bool:
@@ -24,12 +23,8 @@ def is_poa_exempt(code: str, day: date | str | None = None) -> bool:
     lists = _lists()
     release = max(lists)
     if day is not None:
-        text = day if isinstance(day, str) else day.isoformat()
-        try:
-            date.fromisoformat(text[:10])
-        except ValueError as error:
-            raise CodeError("date must be YYYY-MM-DD") from error
-        past = [name for name in lists if effective_date(name).isoformat() <= text[:10]]
+        text = iso_day(day)
+        past = [name for name in lists if effective_date(name).isoformat() <= text]
         release = max(past, default=min(lists))
     return normalise(code, "icd10cm").code in lists[release]
 

@@ -45,23 +45,29 @@ def effective_date(release: str) -> date:
     return date(int(release) - 1, 10, 1)
 
 
-def release_on(day: date | str, system: str = "icd10cm") -> str:
-    """The release in force on a day (a date or YYYY-MM-DD); CodeError for a day before the first known release.
-
-    A day after the newest known release has ended uses that one, with one warning per process.
-    """
+def iso_day(day: date | str) -> str:
+    """The day as YYYY-MM-DD; CodeError if a text is no date."""
     if isinstance(day, str):
         try:
             day = datetime.fromisoformat(day)
         except ValueError as error:
             raise CodeError("date must be YYYY-MM-DD") from error
+    return day.isoformat()[:10]
+
+
+def release_on(day: date | str, system: str = "icd10cm") -> str:
+    """The release in force on a day (a date or YYYY-MM-DD); CodeError for a day before the first known release.
+
+    A day after the newest known release has ended uses that one, with one warning per process.
+    """
+    text = iso_day(day)
     known = releases(system)
-    past = [release for release in known if effective_date(release).isoformat() <= day.isoformat()[:10]]
+    past = [release for release in known if effective_date(release).isoformat() <= text]
     if not past:
         earliest = f"{known[0]}, from {effective_date(known[0])}"
-        raise CodeError(f"no {system} release is known for {day:%Y-%m-%d}; the earliest is {earliest}")
+        raise CodeError(f"no {system} release is known for {text}; the earliest is {earliest}")
     if past[-1] == known[-1] and system == "icd10cm":  # of procedures not every release is built in
-        current = str(day.year + (day.month >= 10))
+        current = str(int(text[:4]) + (text[5:7] >= "10"))
         if current > known[-1]:
             _warn_of_missing(system, current, known[-1])
     return past[-1]

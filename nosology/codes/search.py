@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 from nosology.codes.alphabetic_index import external_causes, index_terms, index_tree
 from nosology.codes.installed import installed_files
 from nosology.codes.lookup import table as code_table
+from nosology.codes.name_index import NameIndex, RankedCode
 from nosology.codes.official_tables import drug_tree, neoplasm_tree
 from nosology.codes.releases import releases
-from nosology.codes.search_names import Found, Names
-from nosology.codes.sources import DATA, cached_json, package_file, read_lines
+from nosology.codes.search_words import look_ups
+from nosology.codes.sources import cached_json, package_file
 from nosology.codes.spelling import normalise
 from nosology.codes.terms import DefaultCodes, Term, terms
 from nosology.core import CodeError
@@ -63,7 +64,7 @@ def search(table: CodeTable, query: str, limit: int = 20, *, billable: bool | No
     ]
 
 
-def _of_code(table: CodeTable, query: str, billable: bool | None) -> list[Found]:
+def _of_code(table: CodeTable, query: str, billable: bool | None) -> list[RankedCode]:
     """The line of a query that is a code, and the billable codes below it."""
     try:
         code = normalise(query.strip().rstrip("-."), table.system).code
@@ -72,30 +73,23 @@ def _of_code(table: CodeTable, query: str, billable: bool | None) -> list[Found]
     if code not in table or not any(character.isdigit() for character in query):
         return []
     lines = [code, *(line for line in table.descendants(code) if billable is False or table.billable(line))]
-    return [Found(line, 1.0, "") for line in lines if billable is None or table.billable(line) == billable]
+    return [RankedCode(line, 1.0, "") for line in lines if billable is None or table.billable(line) == billable]
 
 
-def _with_header(table: CodeTable, names: Names, query: str, found: list[Found]) -> list[Found]:
+def _with_header(table: CodeTable, names: NameIndex, query: str, found: list[RankedCode]) -> list[RankedCode]:
     """The codes with the header that has the query as its name, after the codes that match as well."""
     header = names.header(query)
     if header is None:
         return found
     place = next((i for i, hit in enumerate(found) if hit.score < 0.95), len(found))
-    return [*found[: max(1, place)], Found(header, 0.95, ""), *found[max(1, place) :]]
-
-
-def look_ups() -> Iterator[Term]:
-    """Phrases that name codes in a look-up; in a note they would mean too many other things (mono, ED, flu shot)."""
-    for line in read_lines(DATA / "look_ups.tsv")[1:]:
-        phrases, codes = line.split("\t")
-        yield from (Term(phrase, code, "synonym") for phrase in phrases.split("|") for code in codes.split())
+    return [*found[: max(1, place)], RankedCode(header, 0.95, ""), *found[max(1, place) :]]
 
 
 @lru_cache(maxsize=32)
-def _names(table: CodeTable) -> Names:
+def _names(table: CodeTable) -> NameIndex:
     """The names of the codes of a table; those of earlier releases share the index of the newest."""
     if table.release not in releases(table.system) or code_table(table.system, table.release) is not table:
-        return Names(Names.build(table, _all_terms(table)), table)  # a table of the user
+        return NameIndex(NameIndex.build(table, _all_terms(table)), table)  # a table of the user
     newest = code_table(table.system)
     if newest is not table:
         return _names(newest).of_release(table)
@@ -106,9 +100,9 @@ def _names(table: CodeTable) -> Names:
 
     def build() -> dict[str, Any]:
         with activity("building the index for searches (once)"):
-            return Names.build(table, chain(_all_terms(table), _past_terms(table)))
+            return NameIndex.build(table, chain(_all_terms(table), _past_terms(table)))
 
-    return Names(cached_json(f"search-{table.system}", sources, build), table)
+    return NameIndex(cached_json(f"search-{table.system}", sources, build), table)
 
 
 def _all_terms(table: CodeTable) -> Iterator[Term]:
@@ -123,7 +117,7 @@ def _all_terms(table: CodeTable) -> Iterator[Term]:
     for code in table.codes():
         parent = table.parent(code) or ""
         if defaults and defaults.is_injury(parent) and defaults.get(parent) != code:
-            continue  # seventh characters other than the first: see _for_encounter
+            continue  # seventh characters other than the first: see NameIndex._for_encounter
         description = table.description(code)
         yield Term(description, code, "other" if _OTHER.match(description) else "description")
         if defaults is None:

@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 from nosology.core import SYSTEMS, Code, CodeError
 
+DOTTED_ICD10CM = r"[A-Z](?:\d[0-9A-Z]|A\d)(?:\.[0-9A-Z]{1,4})?"
+"""The pattern of ICD-10-CM codes in texts; no word such as CAN matches it."""
 _ICD10CM = re.compile(r"[A-Z][0-9A][0-9A-Z][0-9A-Z]{0,4}")  # QA0 is new in 2026
 _ICD10PCS = re.compile(r"[0-9A-HJ-NP-Z]{1,7}")
 _ICD9CM = re.compile(r"(?:[0-9]{1,3}|E[0-9]{1,3}|V[0-9]{1,2})(?:\.[0-9]{1,2})?")

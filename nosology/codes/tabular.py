@@ -10,6 +10,7 @@ from typing import NamedTuple
 from xml.etree import ElementTree
 
 from nosology.codes.sources import read_xml
+from nosology.codes.spelling import DOTTED_ICD10CM
 from nosology.codes.table import CodeTable
 from nosology.core import DataError
 
@@ -24,8 +25,7 @@ TAGS = {
     "notes": "notes",
     "sevenChrNote": "notes",
 }
-_CODE = r"[A-Z]\d[0-9A-Z](?:\.[0-9A-Z]{1,4})?"
-_REFERENCE = re.compile(rf"({_CODE})(?:-(?=[A-Z]\d)({_CODE}))?(?:\.?-)?")
+_REFERENCE = re.compile(rf"({DOTTED_ICD10CM})(?:-({DOTTED_ICD10CM}))?(?:\.?-)?")
 _IN_BRACKETS = re.compile(r"\(([^()]*)\)([^()]*)")
 _POSITIONS = {"fourth": "3", "fifth": "4", "sixth": "5", "seventh": "6", "4th": "3", "5th": "4", "6th": "5", "7th": "6"}
 _POSITION = f"(?:{'|'.join(_POSITIONS)})"

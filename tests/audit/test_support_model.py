@@ -16,7 +16,7 @@ from nosology.audit.bill_statistics import BillStatistics
 from nosology.audit.description_similarity import SIMILARITIES, DescriptionSimilarity
 from nosology.audit.encounter_audit import audit_encounter
 from nosology.audit.finding import BilledCode
-from nosology.audit.planted_errors import plant
+from nosology.audit.planted_errors import plant_errors
 from nosology.audit.support_features import FEATURES, MAX_SUGGESTIONS, NoteFeatures
 from nosology.audit.support_model import Judgement, SupportModel, coder_fingerprint
 from nosology.audit.support_training import MIN_NOTES, best_threshold, fit_auditor
@@ -66,14 +66,14 @@ def test_each_kind_of_error_is_planted_as_it_says():
     gold, others = ["I10", "M10.9", "J45.909", "E03.9"], ["M10.00", "D50.9"]
     for seed in range(20):
         dropped, foreign, sibling, moved = (
-            plant(kind, gold, others, random.Random(seed)) for kind in ("dropped", "foreign", "sibling", "moved")
+            plant_errors(kind, gold, others, random.Random(seed)) for kind in ("dropped", "foreign", "sibling", "moved")
         )
         assert set(gold) - set(dropped.codes) == dropped.planted and len(dropped.planted) == 1
         assert foreign.codes == [*gold, "D50.9"] and foreign.planted == {"D50.9"}  # M10 is a category of the note
         (new,) = sibling.planted or {"I10"}  # I10 has no sibling
         assert len(sibling.codes) == 4 and new[:3] in {code[:3] for code in gold}
         assert sorted(moved.codes) == sorted(gold) and moved.codes[0] != "I10" and moved.planted == {moved.codes[0]}
-    assert plant("untouched", gold, others, random.Random(0)) == (gold, set())
+    assert plant_errors("untouched", gold, others, random.Random(0)) == (gold, set())
 
 
 def test_codes_of_one_bill_have_affinity_and_the_numbers_survive_a_file():

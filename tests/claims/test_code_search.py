@@ -155,3 +155,16 @@ def test_the_right_code_is_first_in_most_look_ups_of_development():
         code = first(case["query"], date=case["date"]).code.partition("_")[0]
         right += any(code == it or (it.endswith("-") and code.startswith(it[:-1])) for it in case["codes"].split())
     assert right / len(cases) >= 0.9
+
+
+@pytest.mark.parametrize(
+    "query, code, found",
+    [("250.00", "250.00", "E11.9"), ("V5861", "V58.61", "Z79.01"), ("E885.9", "E885.9", "W18.49XA")],
+)
+def test_a_code_of_icd9_shows_the_codes_in_its_place(query, code, found):
+    for system in ("all", "icd10cm"):
+        first, second, *_ = search_codes(query, system)
+        assert (first.system, first.code, first.billable) == ("icd9cm", code, False)
+        assert first.note == "ICD-9-CM, valid until 2015-09-30"
+        assert (second.code, second.billable, second.matched) == (found, True, f"in place of {code}")
+    assert search_codes("V27.0", "icd10cm")[0].system == "icd10cm"  # both systems have it

@@ -78,7 +78,8 @@ def test_follow():
     [
         (["show", "I50.99"], "icd10cm 2026 has no code I50.99; did you mean I50.9"),
         (["show", "R51.9", "--release", "2019"], "icd10cm 2019 has no code R51.9; there it is R51"),
-        (["show", "U07.1", "--release", "2019"], "has no code U07.1; it is absent 2019-2020; billable 2021-2026"),
+        (["show", "U07.1", "--release", "2019"], "icd10cm 2019 has no code U07.1; there it is B97.29"),
+        (["show", "W44.A0XA", "--release", "2019"], "no code W44.A0XA; it is absent 2019-2023; billable 2024-2026"),
         (["show", "nonsense"], "not a code of"),
         (["show", "I10", "--release", "1999"], "release of icd10cm must be one of 2019"),
         (["show", "I10", "--release", "2019", "--date", "2019-01-01"], "exclude each other"),

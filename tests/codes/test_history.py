@@ -92,6 +92,7 @@ def test_a_new_code_has_no_predecessor_but_a_previous_assignment():
     assert predecessors(cm("F32.A"), "2021") == [] and names(in_release(cm("F32.A"), "2021")) == ["F32.9"]
     assert names(in_release(cm("K76.82"), "2020")) == ["K72.90"]  # of a range the first
     assert previously_assigned(cm("I10")) == []
+    assert names(in_release(cm("U07.1"), "2020")) == ["B97.29"] and names(in_release(cm("QA0.8"), "2025")) == ["F89"]
 
 
 def test_merged_and_refilled_codes():

@@ -1,7 +1,9 @@
+import re
 import zlib
 
 import pytest
 
+from nosology.codes import index_tree, table
 from nosology.codes.index_addenda import Change, apply_addenda, count_changes, parse_line, read_addenda
 from nosology.codes.index_tree import IndexRow, IndexTree
 from nosology.core import DataError
@@ -79,6 +81,17 @@ def test_lines():
     assert parse_line("- bleb associated H59.4 - see also Bleb") == IndexRow(
         1, "bleb associated", code="H59.4", see_also="Bleb"
     )
+    assert parse_line("- - SCN2A-related QA0.0101") == IndexRow(2, "SCN2A-related", code="QA0.0101")
+    assert parse_line("- angiomatousD18.00") == IndexRow(1, "angiomatous", code="D18.00")
+    assert parse_line("- knee M97.1--") == IndexRow(1, "knee", code="M97.1")
+    assert parse_line("- MAC") == IndexRow(1, "MAC")
+
+
+def test_no_title_of_the_official_index_ends_with_its_code():
+    codes = table("icd10cm")
+    last = (re.search(r"[A-Z][A-Z0-9]{2}\.\w+$", line.title) for line in index_tree() if not line.code)
+    assert [match[0] for match in last if match and match[0] in codes] == []
+    assert {line.code for line in index_tree() if line.code.startswith("QA0")} >= {"QA0.0101", "QA0.8"}
 
 
 @pytest.mark.parametrize(

@@ -184,6 +184,14 @@ def archive(members) -> bytes:
     return buffer.getvalue()
 
 
+def sheet_of(title: str) -> bytes:
+    """A spreadsheet with one cell."""
+    cell = f'<row><c r="A1" t="inlineStr"><is><t>{title}</t></is></c></row>'
+    namespace = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
+    sheet = f'<worksheet xmlns="{namespace}"><sheetData>{cell}</sheetData></worksheet>'
+    return archive({"[Content_Types].xml": "<Types/>", "xl/worksheets/sheet1.xml": sheet})
+
+
 @pytest.mark.parametrize(
     ("name", "content", "expected"),
     [
@@ -219,6 +227,7 @@ def test_files_are_recognised_by_content(name, content, expected):
         (b"A000    Cholera due to Vibrio\n", "order file of the same release"),
         (order().encode(), "--release"),
         (archive({"a.txt": "nothing"}), "no file that can be installed"),
+        (sheet_of("Current code assignment"), "spreadsheet of another kind; it must be an order file"),
     ],
     ids=[
         "empty",
@@ -232,6 +241,7 @@ def test_files_are_recognised_by_content(name, content, expected):
         "code list",
         "year",
         "empty zip",
+        "other spreadsheet",
     ],
 )
 def test_other_files_are_refused(tmp_path, content, message):

@@ -35,6 +35,7 @@ def test_shipped_lists():
     assert poa_releases() == ["2023", "2024", "2025", "2026"]
     assert is_poa_exempt("Z99.11") and is_poa_exempt("z9911") and not is_poa_exempt("I10")
     assert is_poa_exempt("Q89.81", "2025-10-01") and not is_poa_exempt("Q89.81", date(2025, 9, 30))
+    assert is_poa_exempt("Q89.81", "20251001") and not is_poa_exempt("Q89.81", "20250930")
     assert is_poa_exempt("Z99.11", "2016-01-01") and is_poa_exempt("Z99.11", "2030-01-01")
     with pytest.raises(CodeError, match="YYYY-MM-DD"):
         is_poa_exempt("I10", "yesterday")

@@ -1,7 +1,8 @@
 import pytest
 
 from nosology.codes import table
-from nosology.codes.search import look_ups
+from nosology.codes.search_words import look_ups
+from nosology.codes.terms import builtin_synonyms
 from tests.timing import assert_cpu_seconds
 
 
@@ -102,6 +103,41 @@ def test_look_ups_have_billable_codes():
     found = list(look_ups())
     assert [term for term in found if term.code not in codes or not codes.billable(term.code)] == []
     assert len({(term.text, term.code) for term in found}) == len(found)
+
+
+def test_the_first_code_of_a_look_up_is_the_first_hit():
+    first = {}
+    for term in look_ups():
+        first.setdefault(term.text, term.code)
+    assert {text: code for text, code in first.items() if top(text, 1) != [code]} == {}
+    assert top("pre op exam", 2) == ["Z01.818", "Z01.810"]  # not the one with fewer characters
+
+
+def test_abbreviations_need_no_capitals():
+    """In a note "or" and "pad" are words; a look-up is typed in lower case."""
+    assert top("aaa", 1) == ["I71.40"] and top("oa", 1) == ["M19.90"] and top("as", 1) == ["I35.0"]
+    short = {phrase for phrase, _ in builtin_synonyms() if phrase.isupper() and phrase.isalpha() and len(phrase) < 4}
+    assert [phrase for phrase in sorted(short) if top(phrase, 1) != top(phrase.lower(), 1)] == []
+
+
+@pytest.mark.parametrize(
+    "query, code",
+    [
+        ("domestic violence", "T74.11XA"),
+        ("fall at home", "W19.XXXA"),
+        ("old stroke", "Z86.73"),
+        ("dka", "E11.10"),
+        ("aphasia after stroke", "I69.320"),
+        ("parkinsons", "G20.A1"),
+        ("pad", "I73.9"),
+        ("low t", "E29.1"),
+        ("can't breathe", "R06.00"),
+        ("colostomy status", "Z93.3"),
+        ("toothache", "K08.89"),
+    ],
+)
+def test_look_ups_of_coders_have_the_code_first(query, code):
+    assert top(query, 1) == [code]
 
 
 @pytest.mark.parametrize(

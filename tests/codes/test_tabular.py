@@ -5,7 +5,7 @@ import warnings
 import pytest
 
 from nosology.codes import table
-from nosology.codes.tabular import read_tabular
+from nosology.codes.tabular import code_references, read_tabular
 from nosology.core import DataError
 
 SMALL = """<?xml version="1.0" encoding="utf-8"?>
@@ -118,3 +118,11 @@ def test_read_tabular_rejects_other_files(tmp_path, text):
         read_tabular(path, "2099")
     with pytest.raises(DataError, match="cannot read"):
         read_tabular(tmp_path / "absent.xml", "2099")
+
+
+def test_references_of_notes():
+    (reference,) = code_references("other neurodevelopmental disorders (QA0.01-)")
+    assert reference.covers("QA0.0102") and not reference.covers("QA0.8")
+    (reference,) = code_references("malformations (Q80-QA0)")
+    assert reference.covers("QA0.8") and reference.covers("Q99.9") and not reference.covers("Q79.9")
+    assert code_references("the words (CAN) and (NOS)") == ()

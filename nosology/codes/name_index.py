@@ -7,17 +7,25 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
-from functools import cache, cached_property
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from nosology.codes.sources import DATA, read_lines
+from nosology.codes.search_words import (
+    content_keys,
+    content_words,
+    exact_keys,
+    is_abbreviation,
+    look_up_order,
+    meanings,
+    value_ranges,
+    without_possessives,
+)
 from nosology.codes.terms import SOURCES, DefaultCodes, Term, code_in_release, specificity_keys
 from nosology.codes.word_guesses import WordGuesses
-from nosology.text.phrases import expand
 from nosology.text.stems import word_keys
-from nosology.text.tokens import function_words, rows, tokenize, words_of
+from nosology.text.tokens import words_of
 
 if TYPE_CHECKING:
     from nosology.codes.table import CodeTable
@@ -27,27 +35,24 @@ _FACTORS = dict(zip(SOURCES, (1.0, 0.99, 0.985, 0.97, 0.98, 0.95, 0.9, 0.88)))  
 _RARE_CHAPTERS = "OPQVWXY"  # births, malformations, accidents
 _RARE = 0.95  # their factor
 _TOO_MANY = 400  # names that are ranked
-_HEADS, _REFINED, _REFINED_FACTOR = 12, 40, 0.96  # see Names._refined
+_HEADS, _REFINED, _REFINED_FACTOR = 12, 40, 0.96  # see NameIndex._refined
 _LEAST = 0.3  # names with less of the weight that the best name has are not ranked
 _MOST = 8.0  # the weight of a rare word
 _FILLER = frozenset(
     ("unspecified", "specified", "nos", "nec", "classified", "elsewhere", "otherwise", "encounter", "initial", "type")
 )
-_KEPT = frozenset(("without", "no", "not"))  # function words that are part of names
-_POSSESSIVE = re.compile(r"(?<=\w)['\u2019]s\b")
-_RANGE = re.compile(r"\b(\d+(?:\.\d+)?)(?:-|\s+to\s+)(\d+(?:\.\d+)?)\b(?!-)")
-_AT_LEAST = re.compile(r"\b(\d+(?:\.\d+)?) or (?:greater|more|over)\b")
+_SHORT_WORD = re.compile(r"\b[a-z]{2,5}\b")
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _TOPICS = re.compile(
     r"\b(?:with|and|from|after|due to|secondary to|following|status post|s/p)\b|[,;+/&]", re.IGNORECASE
 )
 _STAGE = re.compile(r"\b(?:stage|grade) \w+\b", re.IGNORECASE)
-_LATER = frozenset(("subsequent", "routine", "sequela", "sequelae"))  # see Names._for_encounter
+_LATER = frozenset(("subsequent", "routine", "sequela", "sequelae"))  # see NameIndex._for_encounter
 _HEALING = frozenset(("healing", "delayed"))
 _ENCOUNTERS = ("subsequent", "sequela", "sequelae", "healing", "nonunion", "malunion", "delayed", "open", "late")
 
 
-class Found(NamedTuple):
+class RankedCode(NamedTuple):
     """A code that a query names; matched: its name, "" if that is the description."""
 
     code: str
@@ -55,36 +60,7 @@ class Found(NamedTuple):
     matched: str
 
 
-def _keys(text: str) -> list[str]:
-    """The key of each word of a text, with abbreviations written out."""
-    return [word_keys(word)[0] for word in _words(text)]
-
-
-def _words(text: str) -> list[str]:
-    """The words of a text that have content, with abbreviations written out."""
-    text = _POSSESSIVE.sub("", text)
-    return _content(text, words_of(text))
-
-
-def _content(text: str, words: list[str]) -> list[str]:
-    """The words with content of a text without possessives, which has these words."""
-    if not _abbreviations().isdisjoint(words):
-        words = expand(text, tokenize(text)).words
-    return [word for word in words if word in _KEPT or len(word) == 1 or word not in function_words()]
-
-
-@cache
-def _abbreviations() -> frozenset[str]:
-    """The first words of abbreviations."""
-    return frozenset(row["short"].split()[0] for row in rows("expansions.tsv"))
-
-
-def _exact_keys(text: str) -> frozenset[str]:
-    """The keys of a text and "other", which makes a difference between names."""
-    return frozenset(_keys(text)) | ({"other"} & set(words_of(text)))
-
-
-class Names:
+class NameIndex:
     """N names of codes, sorted by code; name n has the keys `keys[bounds[n]:bounds[n + 1]]` of V keys.
 
     The names are of all releases of a system. `in_table` has, for each of `codes`, the code in the release of `table`.
@@ -125,7 +101,7 @@ class Names:
         self.exists = np.array([code in table for code in in_table], dtype=bool)[self.code]
         self.specificity = specificity_keys(table, in_table)
 
-    def of_release(self, table: CodeTable) -> Names:
+    def of_release(self, table: CodeTable) -> NameIndex:
         """The names for another release of the system: a code that it lacks stands for what was coded in its place."""
         names = copy(self)
         defaults = DefaultCodes(table, seventh=True) if table.system == "icd10cm" else None
@@ -144,10 +120,10 @@ class Names:
         best: dict[tuple[str, tuple[str, ...]], tuple[int, int, str]] = {}
         counts: Counter[str] = Counter()
         for term in all_terms:
-            text = _POSSESSIVE.sub("", term.text)
+            text = without_possessives(term.text)
             words = words_of(text)
             counts.update(words)
-            keys = tuple(sorted({word_keys(word)[0] for word in _content(text, words)}))
+            keys = tuple(sorted({word_keys(word)[0] for word in content_words(text, words)}))
             if keys:  # of equal names the one in full: heart failure, not CHF
                 value = SOURCES.index(term.source), -len(words), term.text
                 best[term.code, keys] = min(best.get((term.code, keys), value), value)
@@ -166,7 +142,7 @@ class Names:
             "source": [source for _, (source, _, _) in items],
             "bounds": bounds.tolist(),
             "keys": [number[key] for (_, keys), _ in items for key in keys],
-            "ranges": [(*pair, i) for i, (_, (_, _, text)) in enumerate(items) for pair in _ranges(text)],
+            "ranges": [(*pair, i) for i, (_, (_, _, text)) in enumerate(items) for pair in value_ranges(text)],
         }
 
     def postings(self, key: str) -> np.ndarray:
@@ -176,22 +152,23 @@ class Names:
 
     def header(self, query: str) -> str | None:
         """The header that has the query as its description."""
-        lines = self._headers.get(_exact_keys(query), ())
+        lines = self._headers.get(exact_keys(query), ())
         return next((line for line in lines if line in self.table and not self.table.billable(line)), None)
 
     @cached_property
     def _headers(self) -> dict[frozenset[str], list[str]]:
         headers: dict[frozenset[str], list[str]] = {}
         for line in self.table.codes(billable=False):
-            headers.setdefault(_exact_keys(self.table.description(line)), []).append(line)
+            headers.setdefault(exact_keys(self.table.description(line)), []).append(line)
         return headers
 
-    def search(self, query: str, limit: int, *, headers: bool = False) -> list[Found]:
+    def search(self, query: str, limit: int, *, headers: bool = False) -> list[RankedCode]:
         """The codes of a query, best first; of two topics, the best of each in turn."""
+        query = _SHORT_WORD.sub(self._in_capitals, query)
         whole = self._ranked(query, headers)
         if not whole or whole[0].score > 0.75:
             return _distinct(whole)[:limit]
-        best: tuple[float, list[list[Found]]] = (whole[0].score * 1.15, [])
+        best: tuple[float, list[list[RankedCode]]] = (whole[0].score * 1.15, [])
         for link in _TOPICS.finditer(query):
             parts = [self._ranked(part, headers) for part in (query[: link.start()], query[link.end() :])]
             score = min(part[0].score if part else 0.0 for part in parts)
@@ -202,43 +179,68 @@ class Names:
         turns = [hit for hits in zip(*best[1], together) for hit in hits]
         return _distinct([*turns, *best[1][0], *best[1][1]])[:limit]
 
-    def _ranked(self, query: str, headers: bool) -> list[Found]:
-        slots = self._slots(query)
-        if not slots:
+    def _in_capitals(self, word: re.Match[str]) -> str:
+        """A word in capitals if it is an abbreviation and no name has it: oa, sah."""
+        is_known = word_keys(word[0])[0] in self._number
+        return word[0].upper() if is_abbreviation(word[0]) and not is_known else word[0]
+
+    def _ranked(self, query: str, headers: bool) -> list[RankedCode]:
+        """The codes of a query of one topic, best first."""
+        query_words = self._query_words(query)
+        if not query_words:
             return []
-        weights = np.array([slot.weight for slot in slots], dtype=np.float32)
-        matches = np.zeros((len(slots), len(self.code)), dtype=np.float32)
-        extra = self.weight.copy()
-        used: set[int] = set()
-        for row, slot in zip(matches, slots):
-            for names, strength in slot.names:
-                row[names] = np.maximum(row[names], strength)
-            for key in slot.keys:
-                if (number := self._number.get(key, -1)) >= 0 and number not in used:
-                    used.add(number)
-                    extra[self.postings(key)] -= self.idf[number]
-        match = _Match(matches, weights, float(weights.sum()), extra, used)
-        matched = weights @ matches
+        match = self._match(query_words)
+        matched = match.weights @ match.matches
         near = np.flatnonzero(matched > _LEAST * matched.max())
         near = near[self.exists[near] & (self.billable[near] != headers)]
-        score = match.score(matched[near], extra[near]) * self.factor[near]
+        score = match.score(matched[near], match.extra[near]) * self.factor[near]
         best = _largest(score, _TOO_MANY)
         hits = near[best]
         found = list(zip(score[best].tolist(), hits.tolist()))
         if not headers:
-            found += self._refined(match, hits[extra[hits] < 0.01])
-        ranked: dict[str, tuple[float, int]] = {}
-        for value, name in found:
-            code = self.in_table[self.code[name]]
-            ranked[code] = max(ranked.get(code, (0.0, 0)), (value, -name))
-        order = sorted(ranked, key=lambda code: (-round(ranked[code][0], 3), self.specificity[code]))
-        results = [Found(code, min(1.0, ranked[code][0]), self.texts[-ranked[code][1]]) for code in order]
+            found += self._refined(match, hits[match.extra[hits] < 0.01])
+        results = self._by_code(query, found)
         if results and not headers:
             results += self._siblings(results[0])
             results.sort(key=lambda hit: -round(hit.score, 3))
         return self._for_encounter(query, results)
 
-    def _refined(self, match: _Match, heads: np.ndarray) -> Iterator[tuple[float, int]]:
+    def _match(self, query_words: Sequence[_QueryWord]) -> _QueryMatch:
+        """How well each name matches the words of a query."""
+        weights = np.array([word.weight for word in query_words], dtype=np.float32)
+        matches = np.zeros((len(query_words), len(self.code)), dtype=np.float32)
+        extra = self.weight.copy()
+        used: set[int] = set()
+        for row, word in zip(matches, query_words):
+            for names, strength in word.names:
+                row[names] = np.maximum(row[names], strength)
+            for key in word.keys:
+                if (number := self._number.get(key, -1)) >= 0 and number not in used:
+                    used.add(number)
+                    extra[self.postings(key)] -= self.idf[number]
+        return _QueryMatch(matches, weights, float(weights.sum()), extra, used)
+
+    def _by_code(self, query: str, found: Iterable[tuple[float, int]]) -> list[RankedCode]:
+        """The codes of scored names, best first; equal ones in the order of the look-ups, then unspecified ones first.
+
+        found: scores and names.
+        """
+        ranked: dict[str, tuple[float, int]] = {}
+        for value, name in found:
+            code = self.in_table[self.code[name]]
+            ranked[code] = max(ranked.get(code, (0.0, 0)), (value, -name))
+        places = look_up_order().get(exact_keys(query), {})
+
+        def order(code: str) -> tuple[Any, ...]:
+            score, name = ranked[code]
+            return -round(score, 3), places.get(self.codes[self.code[-name]], len(places)), self.specificity[code]
+
+        return [
+            RankedCode(code, min(1.0, ranked[code][0]), self.texts[-ranked[code][1]])
+            for code in sorted(ranked, key=order)
+        ]
+
+    def _refined(self, match: _QueryMatch, heads: np.ndarray) -> Iterator[tuple[float, int]]:
         """The names in the category of a name that is part of the query, by the other words of the query.
 
         "bedsore" is L89.90, pressure ulcer; "sacrum" and "stage 4" are in the description of L89.154.
@@ -262,7 +264,7 @@ class Names:
             for name in _largest(score, _REFINED).tolist():
                 yield float(score[name]), name + family.start
 
-    def _siblings(self, hit: Found) -> list[Found]:
+    def _siblings(self, hit: RankedCode) -> list[RankedCode]:
         """The codes next to a code, such as those of the other sides; they follow what matches half of the query."""
         if self.table.system != "icd10cm":
             return []
@@ -273,22 +275,22 @@ class Names:
             near = [code for code in near if self.table.billable(code) and code != hit.code]
             if len(near) > 2:
                 break
-        return [Found(code, (0.5 - 0.01 * i) * hit.score, "") for i, code in enumerate(near[:8])]
+        return [RankedCode(code, (0.5 - 0.01 * i) * hit.score, "") for i, code in enumerate(near[:8])]
 
     def name_keys(self, name: int) -> list[int]:
         """The keys of a name."""
         return self.keys[self.bounds[name] : self.bounds[name + 1]].tolist()
 
     def _description_keys(self, code: str) -> list[int]:
-        return [self._number[key] for key in _keys(self.table.description(code)) if key in self._number]
+        return [self._number[key] for key in content_keys(self.table.description(code)) if key in self._number]
 
     def _category(self, category: str) -> list[int]:
         """The first column of the codes of a category, and the first after them."""
         return [bisect_left(self.codes, category), bisect_left(self.codes, category + _SEPARATOR)]
 
-    def _for_encounter(self, query: str, found: list[Found]) -> list[Found]:
+    def _for_encounter(self, query: str, found: list[RankedCode]) -> list[RankedCode]:
         """The codes with the seventh character that the query asks for: subsequent encounter, sequela, open."""
-        wanted = set(_keys(query))
+        wanted = set(content_keys(query))
         if self.table.system != "icd10cm" or not wanted & {word_keys(word)[0] for word in _ENCOUNTERS}:
             return found
         changed = []
@@ -297,27 +299,29 @@ class Names:
             parent = self.table.parent(code)
             if i < 20 and len(code) == 8 and parent:
                 siblings = [line for line in self.table.children(parent) if len(line) == 8]
-                counts = {line: len(wanted.intersection(_keys(self.table.description(line)))) for line in siblings}
+                counts = {
+                    line: len(wanted.intersection(content_keys(self.table.description(line)))) for line in siblings
+                }
                 best = max(siblings, key=lambda line: counts[line])
                 hit = hit._replace(code=best if counts[best] > counts[code] else code)
             changed.append(hit)
         return changed
 
-    def _slots(self, query: str) -> list[_Slot]:
+    def _query_words(self, query: str) -> list[_QueryWord]:
         """The words of a query that some name has."""
-        words = list(dict.fromkeys(_words(query)))
+        words = list(dict.fromkeys(content_words(query)))
         capitals = set(re.findall(r"\b[A-Z]{2,5}\b", query))
         light = _FILLER | _LATER | (_HEALING if not _LATER.isdisjoint(words) else frozenset())
-        slots = []
+        query_words = []
         for i, word in enumerate(words):
             keys = dict.fromkeys(word_keys(word), 1.0)
             for first, second in zip(words[max(0, i - 1) : i + 1], words[max(1, i) : i + 2]):  # gall bladder
                 if min(len(first), len(second)) > 2:
                     keys[word_keys(first + second)[0]] = 1.0
-            meanings = [phrase.split() for phrase in _meanings().get(word, ())]
-            keys |= {word_keys(phrase[0])[0]: 0.95 for phrase in meanings if len(phrase) == 1}
+            phrases = [phrase.split() for phrase in meanings().get(word, ())]
+            keys |= {word_keys(phrase[0])[0]: 0.95 for phrase in phrases if len(phrase) == 1}
             names = [(self.postings(key), strength) for key, strength in keys.items()]
-            for phrase in meanings:
+            for phrase in phrases:
                 together = self.postings(word_keys(phrase[0])[0])
                 for other in phrase[1:]:
                     together = np.intersect1d(together, self.postings(word_keys(other)[0]), assume_unique=True)
@@ -328,8 +332,8 @@ class Names:
                 names = [(self.postings(key), strength) for key, strength in keys.items()]
             if count := max((len(found) for found, _ in names), default=0):
                 weight = min(_MOST, float(np.log1p(len(self.code) / (1.0 + count))))
-                slots.append(_Slot(weight * (0.1 if word in light else 1.0), names, list(keys)))
-        return slots
+                query_words.append(_QueryWord(weight * (0.1 if word in light else 1.0), names, list(keys)))
+        return query_words
 
     def _values(self, word: str) -> list[tuple[np.ndarray, float]]:
         """The names with a range that a number is in; in each category only those with the smallest range."""
@@ -353,7 +357,7 @@ def _largest(values: np.ndarray, count: int) -> np.ndarray:
     return places[np.argsort(-values[places], kind="stable")[:count]]
 
 
-class _Slot(NamedTuple):
+class _QueryWord(NamedTuple):
     """A word of the query: its weight, the names that have it with the strength of the match, and its keys."""
 
     weight: float
@@ -361,7 +365,7 @@ class _Slot(NamedTuple):
     keys: list[str]
 
 
-class _Match(NamedTuple):
+class _QueryMatch(NamedTuple):
     """S words of a query against N names."""
 
     matches: np.ndarray  # (S, N): the strength of the match
@@ -375,24 +379,8 @@ class _Match(NamedTuple):
         return (matched / self.total) ** 2 / (1.0 + 0.35 * extra / self.total + 0.02 * extra)
 
 
-def _distinct(found: Sequence[Found]) -> list[Found]:
-    first: dict[str, Found] = {}
+def _distinct(found: Sequence[RankedCode]) -> list[RankedCode]:
+    first: dict[str, RankedCode] = {}
     for hit in found:
         first.setdefault(hit.code, hit)
     return list(first.values())
-
-
-def _ranges(text: str) -> list[tuple[float, float]]:
-    """The ranges of values of a name: "Body mass index [BMI] 40.0-44.9, adult"."""
-    ranges = [(float(low), float(high)) for low, high in _RANGE.findall(text)]
-    return [pair for pair in ranges if pair[0] < pair[1]] + [(float(low), 1e9) for low in _AT_LEAST.findall(text)]
-
-
-@cache
-def _meanings() -> dict[str, list[str]]:
-    """Words for a part of a description: sacrum (sacral), iv (4, fourth), kneecap (patella)."""
-    meanings: dict[str, list[str]] = {}
-    own = (dict(zip(("word", "means"), line.split("\t"))) for line in read_lines(DATA / "look_up_words.tsv")[1:])
-    for row in (*rows("attributes.tsv"), *own):
-        meanings.setdefault(row["word"], []).extend(phrase.strip() for phrase in row["means"].split(","))
-    return meanings

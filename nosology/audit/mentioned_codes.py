@@ -26,7 +26,7 @@ _MARKS = {
 }  # whether uncertain mentions count depends on the setting; `objection` knows it
 
 
-class NamedAt(NamedTuple):
+class CodeMention(NamedTuple):
     """A mention of a code; objection: why it does not count, None if it does. is_first: no code fits better."""
 
     span: Span
@@ -39,25 +39,26 @@ class MentionedCodes:
 
     def __init__(self, draft: Draft):
         self._draft = draft
-        self._at: dict[str, list[tuple[Span, tuple[bool, ...], bool]]] = {}
+        self._places: dict[str, list[tuple[Span, tuple[bool, ...], bool]]] = {}
         for mention in find_mentions(draft.text, Terms.open(), None, MatchSettings().gap).mentions:
             for code, entry in mention.codes_of_terms.items():
                 place = Span(mention.start, mention.end), mention.marks, entry.order == 0
-                self._at.setdefault(code.code, []).append(place)
+                self._places.setdefault(code.code, []).append(place)
 
-    def of(self, code: str) -> list[NamedAt]:
+    def of(self, code: str) -> list[CodeMention]:
         """The mentions of an ICD-10-CM code."""
         return [
-            NamedAt(span, self._objection(span, marks, code), first) for span, marks, first in self._at.get(code, ())
+            CodeMention(span, self._objection(span, marks, code), first)
+            for span, marks, first in self._places.get(code, ())
         ]
 
-    def of_category(self, code: str) -> dict[str, list[NamedAt]]:
+    def of_category(self, code: str) -> dict[str, list[CodeMention]]:
         """The mentions of the other codes of the same category for which no code fits better."""
-        others = [it for it in self._at if it[:3] == code[:3] and it != code]
+        others = [it for it in self._places if it[:3] == code[:3] and it != code]
         found = {it: [named for named in self.of(it) if named.is_first] for it in others}
         return {it: named for it, named in found.items() if named}
 
-    def denied_or_over(self, code: str, coded: Iterable[Span]) -> list[NamedAt]:
+    def denied_or_over(self, code: str, coded: Iterable[Span]) -> list[CodeMention]:
         """The mentions of a code if the note denies all of them or calls them over; else none.
 
         coded: where a coder finds the code.
@@ -66,7 +67,7 @@ class MentionedCodes:
         for span in coded:
             context = self._draft.context(span)
             marks = tuple(getattr(context, category) for category in CATEGORIES)
-            mentions.append(NamedAt(span, self._objection(span, marks, code), False))
+            mentions.append(CodeMention(span, self._objection(span, marks, code), False))
         is_absent = all(it.objection and it.objection.rule in _ABSENT for it in mentions)
         return mentions if is_absent else []
 
