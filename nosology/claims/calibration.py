@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
 
 from nosology.claims.assessment import TITLE
-from nosology.claims.draft import WEAK_EVIDENCE, Draft, Entry
+from nosology.claims.draft import WEAK_EVIDENCE, Draft, Entry, matches
 from nosology.claims.rules import rules
 
 _SECTIONS = {
@@ -49,6 +50,11 @@ _GROUPS = {
 _NO_DIAGNOSIS = "VWXYZ"  # first letters of causes and status
 _MAX_ABBREVIATION = 4  # characters
 _SHORT_REPORT = 80  # words
+_STATED_DISEASE = "A00-Q99|S00-T98|U00-U99"  # what physicians name as a problem; not symptoms, causes and status
+_LEAST_OF_INPATIENTS = 0.25  # of a disease; the weights were fitted on notes of all settings
+_LEAST_OF_CODER = 0.5  # of the coder's own probability for a disease that opens a line
+_LINE_START = re.compile(r"(?:^|\n)[ \t]*(?:[-*•#]+|#?\d{1,2}[.):]*)?[ \t]*(?:(?:new|mild|moderate|severe) )?$", re.I)
+_BEFORE = 20  # characters before a mention with the mark of its line
 
 
 class Calibration(NamedTuple):
@@ -64,13 +70,32 @@ def calibrate(draft: Draft, calibration: Calibration | None = None) -> None:
     The few words of a short report all count: nothing is left out of its claim, nor where no diagnosis would remain.
     """
     calibration = calibration or default_calibration()
+    stated = dict(draft.entries)
     for code, entry in draft.entries.items():
         draft.entries[code] = replace(entry, probability=probability(features(draft, entry), calibration.weights))
-    weak = [code for code, entry in draft.entries.items() if entry.probability < calibration.threshold]
+    weak = [entry.code for entry in draft.entries.values() if entry.probability < _least(draft, entry, calibration)]
+    weak = [code for code in weak if not (draft.encounter.is_inpatient and _is_problem(draft, stated[code]))]
     is_short = draft.encounter.role != "attending" and len(draft.tokens) <= _SHORT_REPORT
     has_diagnosis = any(code not in weak and code[0] not in _NO_DIAGNOSIS for code in draft.entries)
     for code in weak if has_diagnosis and not is_short else ():
         draft.drop(code, "the words of the note are too weak evidence for this code", WEAK_EVIDENCE)
+
+
+def _least(draft: Draft, entry: Entry, calibration: Calibration) -> float:
+    """The least probability of a code that stays in the set."""
+    is_disease = draft.encounter.is_inpatient and matches(_STATED_DISEASE, entry.code)
+    return min(_LEAST_OF_INPATIENTS, calibration.threshold) if is_disease else calibration.threshold
+
+
+def _is_problem(draft: Draft, entry: Entry) -> bool:
+    """Whether a mention of a disease opens a line, as in a list of problems: "Gout, allopurinol continued"."""
+    if not matches(_STATED_DISEASE, entry.code) or entry.probability < _LEAST_OF_CODER:
+        return False
+    return any(
+        _LINE_START.search(draft.text[max(0, span.start - _BEFORE) : span.start]) is not None
+        and _SECTIONS.get(draft.section_kind(span.start), "") not in ("findings", "background", "indication")
+        for span in entry.evidence
+    )
 
 
 @cache
