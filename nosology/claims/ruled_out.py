@@ -12,7 +12,37 @@ from nosology.models.lexicon.lexicon_terms import Terms
 from nosology.text.phrases import TokenizedNote
 
 _SAID = r"(?:(?:was|were|is|are|been|has been|have been|considered|and|but|clinically|effectively|essentially) )*"
-_AFTER = re.compile(rf"[\s,:;>→(–-]*{_SAID}(?:ruled out|excluded|disproven)\b(?!\s+(?:for|from)\b)", re.IGNORECASE)
+_AFTER = re.compile(
+    rf"[\s,:;>→(–-]*{_SAID}(?:(?:ruled out|excluded|disproven|refuted|(?:considered (?:and|but) )?rejected)\b"
+    r"(?!\s+(?:for|from)\b)|(?:not|never|n't) (?:separately )?(?:supported|diagnosed|dx'?d|confirmed|substantiated"
+    r"|felt to be present|thought to be present)\b)",
+    re.IGNORECASE,
+)
+# "UTI suspected by nursing, culture negative, no UTI"
+_DENIED_AFTER = re.compile(
+    r"\b(?P<what>[A-Za-z][\w-]*(?: [\w-]+){0,3}?) (?:was |were |is )?(?:suspected|considered|queried|questioned|raised"
+    r"|mentioned)\b[^.\n]{0,80}\b(?:no|not) (?P=what)\b",
+    re.IGNORECASE,
+)
+# "possible pneumonia; no fever, not treated, not pneumonia"
+_POSSIBLE_DENIED = re.compile(
+    r"\b(?:possible|probable|suspected|presumed|questionable|concern for|query) (?P<what>[A-Za-z][\w-]*(?: [\w-]+){0,3}?)\b"
+    r"[^.\n]{0,80}\bnot (?P=what)\b",
+    re.IGNORECASE,
+)
+# "Wernicke encephalopathy: considered, treated empirically. ... Ruled out."
+_TITLE_RULED_OUT = re.compile(
+    r"^[ \t]*(?:[-*•#]+|#?\d{1,2}[.):]*)?[ \t]*(?P<what>[A-Za-z][^:.,;\n?]{2,50})[:.?,][^\n]*"
+    r"(?:\. |; )(?:[Rr]uled out|[Ee]xcluded|[Nn]ot supported)\.",
+    re.MULTILINE,
+)
+# "pneumonia" on the preliminary read, over-read as atelectasis
+_OVERREAD = re.compile(
+    r"\b(?P<what>[A-Za-z][\w-]*(?: [\w-]+){0,2}?)\"?,? (?:was )?(?:queried |raised |called |read |described |mentioned )?"
+    r"(?:on|by|in) (?:the |an )?(?:[\w-]+ ){0,2}(?:prelim\w*|overnight|initial|first)\b[^.;\n]{0,60}"
+    r"\b(?:over-?read|re-?read|revised|corrected)\b",
+    re.IGNORECASE,
+)
 _BEFORE = re.compile(
     r"\b(?:ruled out|rules out|ruled (?:him|her|pt|patient) out)(?: for)?\s+(?P<what>[^.;,\n()]{2,60})", re.I
 )
@@ -32,6 +62,16 @@ _QUESTION_ANSWERED = re.compile(
     re.IGNORECASE,
 )
 _ASKED = re.compile(r"\b(?P<what>[A-Za-z][\w/ -]{1,30})\?[^\n]{0,60}\bno (?P=what)\b", re.IGNORECASE)
+_RULED_OUT_WORDS = (
+    "ruled out", "excluded", "disproven", "refuted", "rejected", "supported", "diagnosed", "dx'd", "dxd", "confirmed",
+    "substantiated", "to be present",
+)  # fmt: skip
+_DENIED_LATER = (
+    ((" suspected", " considered", " queried", " questioned", " raised", " mentioned"), _DENIED_AFTER),
+    (("possible", "probable", "suspected", "presumed", "questionable", "concern for", "query"), _POSSIBLE_DENIED),
+    (("ruled out.", "excluded.", "not supported."), _TITLE_RULED_OUT),
+    (("over-read", "overread", "re-read", "reread", "revised", "corrected"), _OVERREAD),
+)
 _SEEN = r"(?:seen|noted|described|identified|present|visualized|evident|demonstrated)"
 _RESOLVED_AFTER = re.compile(
     rf"[\s,]*(?:(?:previously {_SEEN}|on the (?:prior|previous) \w+|is|are|has|have|had|since|now|been|completely|fully"
@@ -96,7 +136,7 @@ def _statements(text: str) -> Iterator[str]:
     """The words of a note that name what is ruled out."""
     # Words that a pattern needs are looked for first: each pattern takes as long as all of the words.
     lowered = text.lower()
-    if any(words in lowered for words in ("ruled out", "excluded", "disproven")):
+    if any(words in lowered for words in _RULED_OUT_WORDS):
         for match in _AFTER.finditer(text):
             yield from _before(text[max(0, match.start() - _REACH) : match.start()])
     if "rule" in lowered:
@@ -106,6 +146,9 @@ def _statements(text: str) -> Iterator[str]:
         yield from (match["what"] for part in parts for match in pattern.finditer(part))
     if any(words in lowered for words in ("r/o", "rule out", "evaluat", "?")):
         yield from (match["what"] for match in _QUESTION_ANSWERED.finditer(text))
+    for words, pattern in _DENIED_LATER:
+        if any(word in lowered for word in words):
+            yield from (match["what"] for match in pattern.finditer(text))
     if "?" in text:
         yield from (match["what"] for match in _ASKED.finditer(text))
 
