@@ -25,6 +25,7 @@ _WINDOW = 100
 _PRIMARY_WITH_SPREAD = re.compile(r"\b(?:cancer|ca|carcinoma|adeno\w*|NSCLC|SCLC)\b.*\b(?:mets?|metasta\w+)\b", re.I | re.S)
 _NUMBER_FIRST = re.compile(r"[1-5]\b")
 _NUMBERED = re.compile(r"\b(?:stage|type|grade|class) \d", re.IGNORECASE)
+_TWO_KIDNEY_TERMS = re.compile(r"\bUTI\b.*\b(?:AKI|CKD|ARF|ESRD)\b|\b(?:AKI|CKD|ARF|ESRD)\b.*\bUTI\b", re.S)
 _PULMONARY_EDEMA = re.compile(r"\bedema\b", re.IGNORECASE)
 _CLAUSE = re.compile(r"[,\w] (?:which|who|whom|that|how|they|he|she|we|because|although|while) ")  # inside of a mention
 
@@ -97,7 +98,7 @@ _CONSIDERED = re.compile(  # "Wernicke encephalopathy: considered, thiamine give
 )
 _NOT_YET = re.compile(  # a device that the patient does not have yet
     r"\b(?:desires?|wants?|requests?|plans?|planning|planned|interested in|discuss\w*|refer\w*|counsel\w*|considering"
-    r"|offered|evaluat\w+ for|wait ?list\w*|candidate for|would need|needs?|scheduled)\b[^.;\n]*$",
+    r"|offered|emergent|urgent|cysto\w*|evaluat\w+ for|wait ?list\w*|candidate for|would need|needs?|scheduled)\b[^.;\n]*$",
     re.IGNORECASE,
 )
 _PLACED_NOW = re.compile(
@@ -189,7 +190,7 @@ def objection(draft: Draft, span: Span, code: str) -> Objection | None:
     is_uncertain = context.uncertain or is_asked or is_supposed
     if (is_uncertain or _LIKE.search(before)) and (reason := _doubt(draft, span, code, kind, before)):
         return Objection("uncertain", reason)
-    if is_ruled_out(draft, span, code, certain_section=kind in _FINAL and not is_uncertain):
+    if is_ruled_out(draft, span, code, certain_section=_is_listed(draft, span, kind) and not is_uncertain):
         return Objection("ruled-out", "the note says that it was ruled out")
     if context.historical and code[0] != "Z" and draft.assessment.is_discussion and _is_detail(draft, span):
         return Objection("past", "the assessment mentions it only as history")
@@ -212,10 +213,21 @@ def objection(draft: Draft, span: Span, code: str) -> Objection | None:
     return None
 
 
+def _is_listed(draft: Draft, span: Span, kind: str) -> bool:
+    """Whether a mention is in the list of final diagnoses, and not in the paragraphs that follow it."""
+    if kind not in _FINAL:
+        return False
+    before = draft.text[draft.section_body(span.start) : span.start].lstrip()
+    line = draft.text.rfind("\n", 0, span.start) + 1
+    return "\n\n" not in before or _LIST_ITEM.match(draft.text, line) is not None
+
+
 def _is_fragment(draft: Draft, span: Span, code: str) -> bool:
     """Whether the words of a mention name other conditions: "type 2 with CKD" is not stage 2."""
     words = draft.text[span.start : span.end]
     if code.startswith(("C77", "C78", "C79.8", "C79.9")) and _PRIMARY_WITH_SPREAD.search(words):
+        return True
+    if words.endswith(" s") or (code.startswith("N1") and _TWO_KIDNEY_TERMS.search(words)):  # "fx s/p", "UTI with AKI"
         return True
     if _NUMBER_FIRST.match(words) and _NUMBERED.search(draft.table.description(code)):
         return True

@@ -11,11 +11,16 @@ from nosology.core import Span
 from nosology.models.lexicon.lexicon_terms import Terms
 from nosology.text.phrases import TokenizedNote
 
-_SAID = r"(?:(?:was|were|is|are|been|has been|have been|considered|and|but|clinically|effectively|essentially) )*"
+_SAID = r"(?:(?:was|were|is|are|been|has been|have been|considered|and|but|clinically|effectively|essentially)(?: by (?:the )?[\w-]+)?,? )*"
 _AFTER = re.compile(
     rf"[\s,:;>→(–-]*{_SAID}(?:(?:ruled out|excluded|disproven|refuted|(?:considered (?:and|but) )?rejected)\b"
     r"(?!\s+(?:for|from)\b)|(?:not|never|n't) (?:separately )?(?:supported|diagnosed|dx'?d|confirmed|substantiated"
     r"|felt to be present|thought to be present)\b)",
+    re.IGNORECASE,
+)
+# "ACS and reversible causes excluded", in whatever section
+_LIST_RULED_OUT = re.compile(
+    r"(?:(?:(?:, [\w-]+(?: [\w-]+){0,2}){0,3},? (?:and|or) |/)[\w-]+(?: [\w-]+){0,2}?)?" + _AFTER.pattern,
     re.IGNORECASE,
 )
 # "UTI suspected by nursing, culture negative, no UTI"
@@ -27,7 +32,7 @@ _DENIED_AFTER = re.compile(
 # "possible pneumonia; no fever, not treated, not pneumonia"
 _POSSIBLE_DENIED = re.compile(
     r"\b(?:possible|probable|suspected|presumed|questionable|concern for|query) (?P<what>[A-Za-z][\w-]*(?: [\w-]+){0,3}?)\b"
-    r"[^.\n]{0,80}\bnot (?P=what)\b",
+    r"(?:[^.\n]|\.\d){0,80}\bnot (?P=what)\b",
     re.IGNORECASE,
 )
 # "Wernicke encephalopathy: considered, treated empirically. ... Ruled out."
@@ -98,7 +103,11 @@ _SAME = (
 
 def is_ruled_out(draft: Draft, span: Span, code: str, certain_section: bool) -> bool:
     """Whether a code is ruled out in its note; what a list of final diagnoses states for certain is not."""
-    if certain_section or code[0] in "ZSVWXY":
+    if code[0] in "ZSVWXY":
+        return False
+    if _LIST_RULED_OUT.match(draft.text, span.end):
+        return True
+    if certain_section:
         return False
     return any(matches(pattern, code) for pattern in _patterns(draft))
 
