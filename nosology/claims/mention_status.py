@@ -59,7 +59,7 @@ _ASKED = re.compile(r"(?: [\w-]+){1,2}\?")  # "encephalopathy due to hepatic fai
 _ASKED_BEFORE = re.compile(  # "? small effusion", "question pneumonia"
     r"(?:^|[\s,;:(])(?:\?\s?|(?:question|query) )(?:[\w-]+ ){0,2}$", re.IGNORECASE
 )
-_ANSWERED_NO = re.compile(r"(?: [\w-]+){0,2}\?\s*No\b")
+_ANSWERED_NO = re.compile(r"(?: [\w-]+){0,2}\?\s*No\b|(?: [\w-]+)?:? (?:none|absent)\b(?! of)", re.IGNORECASE)
 _OR_AFTER = re.compile(r"\s+or\s+(?!more\b|less\b|so\b)\w")
 _OR_BEFORE = re.compile(
     r"\w\s+or\s+(?:(?:an?|early|mild|small|focal|developing|right|left|lower|upper|middle|lobe) )*$"
@@ -102,7 +102,7 @@ _NOT_YET = re.compile(  # a device that the patient does not have yet
     re.IGNORECASE,
 )
 _PLACED_NOW = re.compile(
-    r"(?: [\w-]+){0,2} (?:was |were )?(?:placed|implanted|inserted) (?:this (?:morning|afternoon|evening|admission|stay)"
+    r"[ ,(]+(?:this (?:admission|stay|hospitalization)|today|(?:on )?HD ?#?\d|(?:on )?hospital day)\b|(?: [\w-]+){0,2} (?:was |were )?(?:placed|implanted|inserted) (?:this (?:morning|afternoon|evening|admission|stay)"
     r"|today|yesterday|during (?:this|the) (?:admission|stay|hospitalization)|on (?:hospital )?day|HD ?#?\d|POD"
     r"|(?:hospital )?day \d|without complication)",
     re.IGNORECASE,

@@ -89,6 +89,7 @@ _RESOLVED_BEFORE = re.compile(
     re.IGNORECASE,
 )
 _SEGMENT = re.compile(r"[.;\n]|, |\s[-–]\s|\) ?|: |\bbut\b|\bwith\b")
+_SENTENCE_END = re.compile(r"\.\s|[;\n]")
 _MAX_LIST = 3  # words of an item before "and ... were ruled out"
 _GAP = 2
 _REACH = 90  # characters before "ruled out"
@@ -169,9 +170,11 @@ def _before(text: str) -> Iterator[str]:
         return
     last = parts.pop()
     yield last
+    in_sentence = len([part for part in _SEGMENT.split(_SENTENCE_END.split(text)[-1]) if part.strip()]) - 1
     is_list = re.search(r"\b(?:and|or)\b|/", last)
     if not is_list and parts and re.search(r"\b(?:neg|negative|normal|flat|nl)\b", last):
         yield parts[-1]  # "? DVT L leg - doppler neg, ruled out"
+    parts = parts[len(parts) - in_sentence :] if in_sentence > 0 else []
     while is_list and parts and len(parts[-1].split()) <= _MAX_LIST:
         yield parts.pop()
 
@@ -188,6 +191,8 @@ def _codes(draft: Draft, text: str) -> Iterator[str]:
 def _pattern(draft: Draft, code: str) -> str:
     """The codes of a ruled-out disease: the code, or all of its category if it is the unspecified one."""
     title = draft.table.description(code).lower() if code in draft.table else ""
+    if title.endswith("unspecified trimester"):
+        return code[:-1]
     is_general = "unspecified" in title or "without" in title or code[-1] == "9"
     wide = code[:3] if is_general else code
     return next((pattern for prefix, pattern in _SAME if wide.startswith(prefix)), wide)
