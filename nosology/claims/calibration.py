@@ -53,6 +53,9 @@ _SHORT_REPORT = 80  # words
 _STATED_DISEASE = "A00-Q99|S00-T98|U00-U99"  # what physicians name as a problem; not symptoms, causes and status
 _LEAST_OF_INPATIENTS = 0.25  # of a disease; the weights were fitted on notes of all settings
 _LEAST_OF_CODER = 0.5  # of the coder's own probability for a disease that opens a line
+# Diseases of which hospital notes hardly ever state more than the unspecified code says.
+_USUAL = "F03|F32.A|F41.9|M10.9|N17.9|E03.9|E78.5|I48.91|I27.20|D69.6|G40.909|J18.9"
+_MEASURED = "Y90"  # codes of a number in the note
 _LINE_START = re.compile(r"(?:^|\n)[ \t]*(?:[-*•#]+|#?\d{1,2}[.):]*)?[ \t]*(?:(?:new|mild|moderate|severe) )?$", re.I)
 _BEFORE = 20  # characters before a mention with the mark of its line
 
@@ -83,6 +86,8 @@ def calibrate(draft: Draft, calibration: Calibration | None = None) -> None:
 
 def _least(draft: Draft, entry: Entry, calibration: Calibration) -> float:
     """The least probability of a code that stays in the set."""
+    if matches(_MEASURED, entry.code):
+        return 0.0
     is_disease = draft.encounter.is_inpatient and matches(_STATED_DISEASE, entry.code)
     return min(_LEAST_OF_INPATIENTS, calibration.threshold) if is_disease else calibration.threshold
 
@@ -125,6 +130,7 @@ def features(draft: Draft, entry: Entry) -> dict[str, float]:
     texts = [draft.text[span.start : span.end] for span in entry.evidence]
     letter = entry.code[0]
     family = _families().get(entry.rule, entry.rule)
+    inpatient = draft.encounter.is_inpatient
     values = {
         "constant": 1.0,
         "coder": math.log(coder / (1 - coder)),
@@ -132,13 +138,11 @@ def features(draft: Draft, entry: Entry) -> dict[str, float]:
         f"words_{min(longest, 4)}": 1.0,
         f"chapter_{_GROUPS.get(letter, letter)}": 1.0,
         f"basis_{family or 'mention'}": 1.0,
-        f"{'inpatient' if draft.encounter.is_inpatient else 'outpatient'}": 1.0,
-        "unspecified": float("unspecified" in title),
+        f"{'inpatient' if inpatient else 'outpatient'}": 1.0,
+        "unspecified": float("unspecified" in title and not (inpatient and matches(_USUAL, entry.code))),
         "other": float(title.startswith("other ")),
         "abbreviation": float(bool(texts) and all(len(text) <= _MAX_ABBREVIATION for text in texts)),
-        "title": float(
-            not draft.encounter.is_inpatient and any(draft.assessment.place(span) == TITLE for span in entry.evidence)
-        ),
+        "title": float(not inpatient and any(draft.assessment.place(span) == TITLE for span in entry.evidence)),
         "uncertain": float(any(draft.context(span).uncertain for span in entry.evidence)),
         "length": math.log1p(len(draft.tokens)) / 5,
     }

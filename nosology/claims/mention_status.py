@@ -22,7 +22,9 @@ _CONFIRMED_ONLY = "B20|Z21|U07.1|J09|J10|A92.5"  # I.C.1.a, I.C.1.f, I.C.1.g, I.
 _REACTIONS = "R00-R99|L27|L50|L51|T78.0|T78.2|T78.3|T88.6|T88.7|J38.4|K52|G25|L29"
 _ADVISED = "F10-F19|Z30|Z55-Z79"  # what patients are advised about because they have it
 _WINDOW = 100
-_PRIMARY_WITH_SPREAD = re.compile(r"\b(?:cancer|ca|carcinoma|adeno\w*|NSCLC|SCLC)\b.*\b(?:mets?|metasta\w+)\b", re.I | re.S)
+_PRIMARY_WITH_SPREAD = re.compile(
+    r"\b(?:cancer|ca|carcinoma|adeno\w*|NSCLC|SCLC)\b.*\b(?:mets?|metasta\w+)\b", re.I | re.S
+)
 _NUMBER_FIRST = re.compile(r"[1-5]\b")
 _NUMBERED = re.compile(r"\b(?:stage|type|grade|class) \d", re.IGNORECASE)
 _TWO_KIDNEY_TERMS = re.compile(r"\bUTI\b.*\b(?:AKI|CKD|ARF|ESRD)\b|\b(?:AKI|CKD|ARF|ESRD)\b.*\bUTI\b", re.S)
@@ -59,7 +61,7 @@ _ASKED = re.compile(r"(?: [\w-]+){1,2}\?")  # "encephalopathy due to hepatic fai
 _ASKED_BEFORE = re.compile(  # "? small effusion", "question pneumonia"
     r"(?:^|[\s,;:(])(?:\?\s?|(?:question|query) )(?:[\w-]+ ){0,2}$", re.IGNORECASE
 )
-_ANSWERED_NO = re.compile(r"(?: [\w-]+){0,2}\?\s*No\b|(?: [\w-]+)?:? (?:none|absent)\b(?! of)", re.IGNORECASE)
+_ANSWERED_NO = re.compile(r"(?: [\w-]+){0,2}\?\s*No\b|(?: [\w-]+)?:? (?:none|absent|never)\b(?! of)", re.IGNORECASE)
 _OR_AFTER = re.compile(r"\s+or\s+(?!more\b|less\b|so\b)\w")
 _OR_BEFORE = re.compile(
     r"\w\s+or\s+(?:(?:an?|early|mild|small|focal|developing|right|left|lower|upper|middle|lobe) )*$"
@@ -135,6 +137,7 @@ _OVER_SINCE = re.compile(  # "cellulitis of the leg, which resolved years ago"
     r"(?:(?:months|years|decades) ago|in (?:(?P<year>(?:19|20)\d\d)|childhood|infancy)|as a child)\b",
     re.IGNORECASE,
 )
+_YEARS_AGO = re.compile(r"[ :,]*[\"“'(]?(?:many |several )?(?:years|decades) ago\b", re.IGNORECASE)
 _SAME_DISEASE = re.compile(  # what may stand between a disease and that it is over
     r"(?:(?!\b(?:and|or|but|while|not|never)\b)[^.,;:\n])*"
     r"(?:, ?(?:(?:which|that|has|have|had|is|was|now|since|completely|fully|entirely|long) )*)?",
@@ -194,6 +197,8 @@ def objection(draft: Draft, span: Span, code: str) -> Objection | None:
         return Objection("ruled-out", "the note says that it was ruled out")
     if context.historical and code[0] != "Z" and draft.assessment.is_discussion and _is_detail(draft, span):
         return Objection("past", "the assessment mentions it only as history")
+    if code[0] != "Z" and _YEARS_AGO.match(after):
+        return Objection("past", "the note says that it was years ago")
     if _was_over_before(draft, code, after) or (
         (context.historical or not draft.encounter.is_inpatient) and code[0] != "Z" and _OVER.match(after)
     ):

@@ -93,6 +93,8 @@ _SENTENCE_END = re.compile(r"\.\s|[;\n]")
 _MAX_LIST = 3  # words of an item before "and ... were ruled out"
 _GAP = 2
 _REACH = 90  # characters before "ruled out"
+# Codes of several complications: ruling out one of them does not rule out the others.
+_VARIOUS = "E89.8|G97.8|H59.8|I97.8|J95.8|K91.8|L76.8|M96.8|N99.8|T88.8|R09.89|R68.89"
 # Ruling out one disease rules out what other categories call the same.
 _SAME = (
     ("A41", "A40-A41|R65.2"),
@@ -185,14 +187,16 @@ def _codes(draft: Draft, text: str) -> Iterator[str]:
     longest = [match for match in found if not any(set(match.places) < set(other.places) for other in found)]
     for match in longest:
         for code, _ in terms.entries(match.phrase)[:1]:
+            if matches(_VARIOUS, code):
+                continue
             yield _pattern(draft, code)
 
 
 def _pattern(draft: Draft, code: str) -> str:
     """The codes of a ruled-out disease: the code, or all of its category if it is the unspecified one."""
     title = draft.table.description(code).lower() if code in draft.table else ""
-    if title.endswith("unspecified trimester"):
-        return code[:-1]
-    is_general = "unspecified" in title or "without" in title or code[-1] == "9"
-    wide = code[:3] if is_general else code
+    if "without" in title or ("unspecified" not in title and code[-1] == "9"):
+        wide = code[:3]
+    else:  # acute respiratory failure, unspecified whether with hypoxia: J96.0, but not chronic failure
+        wide = code[: max(3, len(code) - title.count("unspecified"))].rstrip(".")
     return next((pattern for prefix, pattern in _SAME if wide.startswith(prefix)), wide)

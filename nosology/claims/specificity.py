@@ -225,10 +225,8 @@ def _nearby_words(draft: Draft, span: Span, taken: list[Span], code: str) -> lis
         note.words[place]
         for place in places
         if not (
-            note.words[place] in _ACUITY
-            and any(other.start <= starts[place] < other.end for other in causes)
-            or
-            (place not in inside and (place in note.list_numbers or _SECONDARY_TO.match(draft.text, starts[place])))
+            (note.words[place] in _ACUITY and any(other.start <= starts[place] < other.end for other in causes))
+            or (place not in inside and (place in note.list_numbers or _SECONDARY_TO.match(draft.text, starts[place])))
             or draft.context(Span(starts[place], ends[place])).negated
         )
     ]

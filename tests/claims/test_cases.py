@@ -11,7 +11,7 @@ from nosology.codes import is_valid, table
 from nosology.core import Code
 
 CASES = Path(__file__).parent / "cases"
-PREFIXES = {"dev": "d", "encounters_dev": "e", "heldout": "h", "visits_dev": "v"}
+PREFIXES = {"dev": "d", "encounters_dev": "e", "encounters_dev_2": "f", "heldout": "h", "visits_dev": "v"}
 REQUIRED = {"id", "setting", "kind", "text", "codes", "principal", "optional", "why"}
 ALLOWED = REQUIRED | {"sex", "age", "date"}
 RELEASE = "2026"
