@@ -94,18 +94,21 @@ _NAME = re.compile(  # of a place, a test or a service: "HEADACHE CLINIC", "seps
     re.IGNORECASE,
 )
 _CONSIDERED = re.compile(  # "Wernicke encephalopathy: considered, thiamine given"
-    r"[:,]? (?:(?:was|were|had been|also|initially|briefly) )*(?:considered|entertained|queried|questioned|on the differential)\b"
+    r"[:,]? (?:(?:was|were|had been|also|initially|briefly) )*"
+    r"(?:considered|entertained|queried|questioned|on the differential)\b"
     r"(?! (?:to be|as|secondary|due|a|an|related|likely|stable|severe|the|part)\b)",
     re.IGNORECASE,
 )
 _NOT_YET = re.compile(  # a device that the patient does not have yet
     r"\b(?:desires?|wants?|requests?|plans?|planning|planned|interested in|discuss\w*|refer\w*|counsel\w*|considering"
-    r"|offered|emergent|urgent|cysto\w*|evaluat\w+ for|wait ?list\w*|candidate for|would need|needs?|scheduled)\b[^.;\n]*$",
+    r"|offered|emergent|urgent|cysto\w*|evaluat\w+ for|wait ?list\w*|candidate for|would need|needs?"
+    r"|scheduled)\b[^.;\n]*$",
     re.IGNORECASE,
 )
 _PLACED_NOW = re.compile(
-    r"[ ,(]+(?:this (?:admission|stay|hospitalization)|today|(?:on )?HD ?#?\d|(?:on )?hospital day)\b|(?: [\w-]+){0,2} (?:was |were )?(?:placed|implanted|inserted) (?:this (?:morning|afternoon|evening|admission|stay)"
-    r"|today|yesterday|during (?:this|the) (?:admission|stay|hospitalization)|on (?:hospital )?day|HD ?#?\d|POD"
+    r"[ ,(]+(?:this (?:admission|stay|hospitalization)|today|(?:on )?HD ?#?\d|(?:on )?hospital day)\b"
+    r"|(?: [\w-]+){0,2} (?:was |were )?(?:placed|implanted|inserted) (?:this (?:morning|afternoon|evening|admission"
+    r"|stay)|today|yesterday|during (?:this|the) (?:admission|stay|hospitalization)|on (?:hospital )?day|HD ?#?\d|POD"
     r"|(?:hospital )?day \d|without complication)",
     re.IGNORECASE,
 )

@@ -11,7 +11,10 @@ from nosology.core import Span
 from nosology.models.lexicon.lexicon_terms import Terms
 from nosology.text.phrases import TokenizedNote
 
-_SAID = r"(?:(?:was|were|is|are|been|has been|have been|considered|and|but|clinically|effectively|essentially)(?: by (?:the )?[\w-]+)?,? )*"
+_SAID = (
+    r"(?:(?:was|were|is|are|been|has been|have been|considered|and|but|clinically|effectively|essentially)"
+    r"(?: by (?:the )?[\w-]+)?,? )*"
+)
 _AFTER = re.compile(
     rf"[\s,:;>→(–-]*{_SAID}(?:(?:ruled out|excluded|disproven|refuted|(?:considered (?:and|but) )?rejected)\b"
     r"(?!\s+(?:for|from)\b)|(?:not|never|n't) (?:separately )?(?:supported|diagnosed|dx'?d|confirmed|substantiated"
@@ -31,7 +34,8 @@ _DENIED_AFTER = re.compile(
 )
 # "possible pneumonia; no fever, not treated, not pneumonia"
 _POSSIBLE_DENIED = re.compile(
-    r"\b(?:possible|probable|suspected|presumed|questionable|concern for|query) (?P<what>[A-Za-z][\w-]*(?: [\w-]+){0,3}?)\b"
+    r"\b(?:possible|probable|suspected|presumed|questionable|concern for|query) "
+    r"(?P<what>[A-Za-z][\w-]*(?: [\w-]+){0,3}?)\b"
     r"(?:[^.\n]|\.\d){0,80}\bnot (?P=what)\b",
     re.IGNORECASE,
 )
@@ -43,7 +47,8 @@ _TITLE_RULED_OUT = re.compile(
 )
 # "pneumonia" on the preliminary read, over-read as atelectasis
 _OVERREAD = re.compile(
-    r"\b(?P<what>[A-Za-z][\w-]*(?: [\w-]+){0,2}?)\"?,? (?:was )?(?:queried |raised |called |read |described |mentioned )?"
+    r"\b(?P<what>[A-Za-z][\w-]*(?: [\w-]+){0,2}?)\"?,? "
+    r"(?:was )?(?:queried |raised |called |read |described |mentioned )?"
     r"(?:on|by|in) (?:the |an )?(?:[\w-]+ ){0,2}(?:prelim\w*|overnight|initial|first)\b[^.;\n]{0,60}"
     r"\b(?:over-?read|re-?read|revised|corrected)\b",
     re.IGNORECASE,
