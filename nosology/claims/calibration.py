@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
 
 from nosology.claims.assessment import TITLE
-from nosology.claims.draft import WEAK_EVIDENCE, Draft, Entry
+from nosology.claims.draft import WEAK_EVIDENCE, Draft, Entry, matches
 from nosology.claims.rules import rules
 
 _SECTIONS = {
@@ -49,6 +50,14 @@ _GROUPS = {
 _NO_DIAGNOSIS = "VWXYZ"  # first letters of causes and status
 _MAX_ABBREVIATION = 4  # characters
 _SHORT_REPORT = 80  # words
+_STATED_DISEASE = "A00-Q99|S00-T98|U00-U99"  # what physicians name as a problem; not symptoms, causes and status
+_LEAST_OF_INPATIENTS = 0.25  # of a disease; the weights were fitted on notes of all settings
+_LEAST_OF_CODER = 0.5  # of the coder's own probability for a disease that opens a line
+# Diseases of which hospital notes hardly ever state more than the unspecified code says.
+_USUAL = "F03|F32.A|F41.9|M10.9|N17.9|E03.9|E78.5|I48.91|I27.20|D69.6|G40.909|J18.9"
+_MEASURED = "Y90"  # codes of a number in the note
+_LINE_START = re.compile(r"(?:^|\n)[ \t]*(?:[-*•#]+|#?\d{1,2}[.):]*)?[ \t]*(?:(?:new|mild|moderate|severe) )?$", re.I)
+_BEFORE = 20  # characters before a mention with the mark of its line
 
 
 class Calibration(NamedTuple):
@@ -64,13 +73,34 @@ def calibrate(draft: Draft, calibration: Calibration | None = None) -> None:
     The few words of a short report all count: nothing is left out of its claim, nor where no diagnosis would remain.
     """
     calibration = calibration or default_calibration()
+    stated = dict(draft.entries)
     for code, entry in draft.entries.items():
         draft.entries[code] = replace(entry, probability=probability(features(draft, entry), calibration.weights))
-    weak = [code for code, entry in draft.entries.items() if entry.probability < calibration.threshold]
+    weak = [entry.code for entry in draft.entries.values() if entry.probability < _least(draft, entry, calibration)]
+    weak = [code for code in weak if not (draft.encounter.is_inpatient and _is_problem(draft, stated[code]))]
     is_short = draft.encounter.role != "attending" and len(draft.tokens) <= _SHORT_REPORT
     has_diagnosis = any(code not in weak and code[0] not in _NO_DIAGNOSIS for code in draft.entries)
     for code in weak if has_diagnosis and not is_short else ():
         draft.drop(code, "the words of the note are too weak evidence for this code", WEAK_EVIDENCE)
+
+
+def _least(draft: Draft, entry: Entry, calibration: Calibration) -> float:
+    """The least probability of a code that stays in the set."""
+    if matches(_MEASURED, entry.code):
+        return 0.0
+    is_disease = draft.encounter.is_inpatient and matches(_STATED_DISEASE, entry.code)
+    return min(_LEAST_OF_INPATIENTS, calibration.threshold) if is_disease else calibration.threshold
+
+
+def _is_problem(draft: Draft, entry: Entry) -> bool:
+    """Whether a mention of a disease opens a line, as in a list of problems: "Gout, allopurinol continued"."""
+    if not matches(_STATED_DISEASE, entry.code) or entry.probability < _LEAST_OF_CODER:
+        return False
+    return any(
+        _LINE_START.search(draft.text[max(0, span.start - _BEFORE) : span.start]) is not None
+        and _SECTIONS.get(draft.section_kind(span.start), "") not in ("findings", "background", "indication")
+        for span in entry.evidence
+    )
 
 
 @cache
@@ -100,6 +130,7 @@ def features(draft: Draft, entry: Entry) -> dict[str, float]:
     texts = [draft.text[span.start : span.end] for span in entry.evidence]
     letter = entry.code[0]
     family = _families().get(entry.rule, entry.rule)
+    inpatient = draft.encounter.is_inpatient
     values = {
         "constant": 1.0,
         "coder": math.log(coder / (1 - coder)),
@@ -107,13 +138,11 @@ def features(draft: Draft, entry: Entry) -> dict[str, float]:
         f"words_{min(longest, 4)}": 1.0,
         f"chapter_{_GROUPS.get(letter, letter)}": 1.0,
         f"basis_{family or 'mention'}": 1.0,
-        f"{'inpatient' if draft.encounter.is_inpatient else 'outpatient'}": 1.0,
-        "unspecified": float("unspecified" in title),
+        f"{'inpatient' if inpatient else 'outpatient'}": 1.0,
+        "unspecified": float("unspecified" in title and not (inpatient and matches(_USUAL, entry.code))),
         "other": float(title.startswith("other ")),
         "abbreviation": float(bool(texts) and all(len(text) <= _MAX_ABBREVIATION for text in texts)),
-        "title": float(
-            not draft.encounter.is_inpatient and any(draft.assessment.place(span) == TITLE for span in entry.evidence)
-        ),
+        "title": float(not inpatient and any(draft.assessment.place(span) == TITLE for span in entry.evidence)),
         "uncertain": float(any(draft.context(span).uncertain for span in entry.evidence)),
         "length": math.log1p(len(draft.tokens)) / 5,
     }

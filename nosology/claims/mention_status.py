@@ -23,6 +23,13 @@ _CONFIRMED_ONLY = "B20|Z21|U07.1|J09|J10|A92.5"  # I.C.1.a, I.C.1.f, I.C.1.g, I.
 _REACTIONS = "R00-R99|L27|L50|L51|T78.0|T78.2|T78.3|T88.6|T88.7|J38.4|K52|G25|L29"
 _ADVISED = "F10-F19|Z30|Z55-Z79"  # what patients are advised about because they have it
 _WINDOW = 100
+_PRIMARY_WITH_SPREAD = re.compile(
+    r"\b(?:cancer|ca|carcinoma|adeno\w*|NSCLC|SCLC)\b.*\b(?:mets?|metasta\w+)\b", re.I | re.S
+)
+_NUMBER_FIRST = re.compile(r"[1-5]\b")
+_NUMBERED = re.compile(r"\b(?:stage|type|grade|class) \d", re.IGNORECASE)
+_TWO_KIDNEY_TERMS = re.compile(r"\bUTI\b.*\b(?:AKI|CKD|ARF|ESRD)\b|\b(?:AKI|CKD|ARF|ESRD)\b.*\bUTI\b", re.S)
+_PULMONARY_EDEMA = re.compile(r"\bedema\b", re.IGNORECASE)
 _CLAUSE = re.compile(r"[,\w] (?:which|who|whom|that|how|they|he|she|we|because|although|while) ")  # inside of a mention
 
 # II.H and IV.H name these next to the terms of the context table.
@@ -55,7 +62,7 @@ _ASKED = re.compile(r"(?: [\w-]+){1,2}\?")  # "encephalopathy due to hepatic fai
 _ASKED_BEFORE = re.compile(  # "? small effusion", "question pneumonia"
     r"(?:^|[\s,;:(])(?:\?\s?|(?:question|query) )(?:[\w-]+ ){0,2}$", re.IGNORECASE
 )
-_ANSWERED_NO = re.compile(r"(?: [\w-]+){0,2}\?\s*No\b")
+_ANSWERED_NO = re.compile(r"(?: [\w-]+){0,2}\?\s*No\b|(?: [\w-]+)?:? (?:none|absent|never)\b(?! of)", re.IGNORECASE)
 _OR_AFTER = re.compile(r"\s+or\s+(?!more\b|less\b|so\b)\w")
 _OR_BEFORE = re.compile(
     r"\w\s+or\s+(?:(?:an?|early|mild|small|focal|developing|right|left|lower|upper|middle|lobe) )*$"
@@ -80,6 +87,7 @@ _EXPOSED = re.compile(r"\b(?:exposed to|exposure to|contact with|contacts? (?:ha
 _DIET = re.compile(r"\bdiet\s*:\s*[\w-]*\s*$", re.IGNORECASE)
 _NAME = re.compile(  # of a place, a test or a service: "HEADACHE CLINIC", "sepsis protocol"
     r"\s+(?:clinic|diet(?! controlled)|unit|service|cent(?:er|re)|team|program|protocol|registry|score|scale"
+    r"|proph\b|eval\b|evaluation\b|work-?up\b(?! (?:show|reveal|positive))"
     r"|questionnaire|screen|consent|education|handouts?|support group|nurse|foundation|society|ppx|prophylaxis"
     r"|precautions|shot|vaccines?)\b"
     r"|(?:(?:,| and| or|/) ?[\w-]+){0,2} (?:tests?|testing|PrEP|antibod(?:y|ies)|serolog(?:y|ies)|titers?|panel)\b"
@@ -87,6 +95,26 @@ _NAME = re.compile(  # of a place, a test or a service: "HEADACHE CLINIC", "seps
     r"|reactive))",
     re.IGNORECASE,
 )
+_CONSIDERED = re.compile(  # "Wernicke encephalopathy: considered, thiamine given"
+    r"[:,]? (?:(?:was|were|had been|also|initially|briefly) )*"
+    r"(?:considered|entertained|queried|questioned|on the differential)\b"
+    r"(?! (?:to be|as|secondary|due|a|an|related|likely|stable|severe|the|part)\b)",
+    re.IGNORECASE,
+)
+_NOT_YET = re.compile(  # a device that the patient does not have yet
+    r"\b(?:desires?|wants?|requests?|plans?|planning|planned|interested in|discuss\w*|refer\w*|counsel\w*|considering"
+    r"|offered|emergent|urgent|cysto\w*|evaluat\w+ for|wait ?list\w*|candidate for|would need|needs?"
+    r"|scheduled)\b[^.;\n]*$",
+    re.IGNORECASE,
+)
+_PLACED_NOW = re.compile(
+    r"[ ,(]+(?:this (?:admission|stay|hospitalization)|today|(?:on )?HD ?#?\d|(?:on )?hospital day)\b"
+    r"|(?: [\w-]+){0,2} (?:was |were )?(?:placed|implanted|inserted) (?:this (?:morning|afternoon|evening|admission"
+    r"|stay)|today|yesterday|during (?:this|the) (?:admission|stay|hospitalization)|on (?:hospital )?day|HD ?#?\d|POD"
+    r"|(?:hospital )?day \d|without complication)",
+    re.IGNORECASE,
+)
+_DEVICES = "Z95.0|Z95.81|Z96.0|Z97.5|Z93"
 _TEACHING = re.compile(
     r"\b(?:hand-?outs?|leaflets?|brochures?|pamphlets?|education(?:al)? material|warning signs|instructed to return"
     r"|precautions|ppx:|prophylaxis:|patient education|discussed\b[^.\n]*\b(?:signs|risks?|prevention)|return if"
@@ -118,6 +146,7 @@ _OVER_SINCE = re.compile(  # "cellulitis of the leg, which resolved years ago"
     r"(?:(?:months|years|decades) ago|in (?:(?P<year>(?:19|20)\d\d)|childhood|infancy)|as a child)\b",
     re.IGNORECASE,
 )
+_YEARS_AGO = re.compile(r"[ :,]*[\"“'(]?(?:many |several )?(?:years|decades) ago\b", re.IGNORECASE)
 _SAME_DISEASE = re.compile(  # what may stand between a disease and that it is over
     r"(?:(?!\b(?:and|or|but|while|not|never)\b)[^.,;:\n])*"
     r"(?:, ?(?:(?:which|that|has|have|had|is|was|now|since|completely|fully|entirely|long) )*)?",
@@ -157,6 +186,8 @@ def objection(draft: Draft, span: Span, code: str) -> Objection | None:
         return Objection("hypothetical", "the note mentions it only as a possibility in the future")
     if not is_description and _CLAUSE.search(draft.text, span.start, span.end):
         return Objection("fragment", "its words belong to different parts of the sentence")
+    if _is_fragment(draft, span, code):
+        return Objection("fragment", "its words belong to different conditions")
     if _is_of_other_person(draft, code, before, after, context.family):
         return Objection("relative", "the note says it of another person")
     if code[0] in "ABJU" and _EXPOSED.search(before):
@@ -173,14 +204,20 @@ def objection(draft: Draft, span: Span, code: str) -> Objection | None:
     is_uncertain = context.uncertain or is_asked or is_supposed
     if (is_uncertain or _LIKE.search(before)) and (reason := _doubt(draft, span, code, kind, before)):
         return Objection("uncertain", reason)
-    if is_ruled_out(draft, span, code, certain_section=kind in _FINAL and not is_uncertain):
+    if is_ruled_out(draft, span, code, certain_section=_is_listed(draft, span, kind) and not is_uncertain):
         return Objection("ruled-out", "the note says that it was ruled out")
     if context.historical and code[0] != "Z" and draft.assessment.is_discussion and _is_detail(draft, span):
         return Objection("past", "the assessment mentions it only as history")
+    if code[0] != "Z" and _YEARS_AGO.match(after):
+        return Objection("past", "the note says that it was years ago")
     if _was_over_before(draft, code, after) or (
         (context.historical or not draft.encounter.is_inpatient) and code[0] != "Z" and _OVER.match(after)
     ):
         return Objection("resolved", "the note says that it is over")
+    if draft.encounter.is_inpatient and code[0] != "Z" and _CONSIDERED.match(after):
+        return Objection("uncertain", "II.H: it was not a diagnosis at discharge")
+    if matches(_DEVICES, code) and (_NOT_YET.search(before) or _PLACED_NOW.match(after)):
+        return Objection("device", "the patient did not have it before this encounter")
     if is_resolved(draft, span, code):
         return Objection("resolved", "the report says that it has resolved")
     if (code[0] != "Z" or matches("Z33|Z34|Z3A", code)) and _is_struck(draft, span, code):
@@ -190,6 +227,27 @@ def objection(draft: Draft, span: Span, code: str) -> Objection | None:
     if draft.encounter.role == "pathology" and kind != "discharge_diagnosis" and _has_finding(draft):
         return Objection("report", "the final diagnosis of the report is coded")
     return None
+
+
+def _is_listed(draft: Draft, span: Span, kind: str) -> bool:
+    """Whether a mention is in the list of final diagnoses, and not in the paragraphs that follow it."""
+    if kind not in _FINAL:
+        return False
+    before = draft.text[draft.section_body(span.start) : span.start].lstrip()
+    line = draft.text.rfind("\n", 0, span.start) + 1
+    return "\n\n" not in before or _LIST_ITEM.match(draft.text, line) is not None
+
+
+def _is_fragment(draft: Draft, span: Span, code: str) -> bool:
+    """Whether the words of a mention name other conditions: "type 2 with CKD" is not stage 2."""
+    words = draft.text[span.start : span.end]
+    if code.startswith(("C77", "C78", "C79.8", "C79.9")) and _PRIMARY_WITH_SPREAD.search(words):
+        return True
+    if words.endswith(" s") or (code.startswith("N1") and _TWO_KIDNEY_TERMS.search(words)):  # "fx s/p", "UTI with AKI"
+        return True
+    if _NUMBER_FIRST.match(words) and _NUMBERED.search(draft.table.description(code)):
+        return True
+    return code.startswith("I27") and bool(_PULMONARY_EDEMA.search(words))
 
 
 def _was_over_before(draft: Draft, code: str, after: str) -> bool:

@@ -114,7 +114,8 @@ _SEPSIS = "A40|A41|A02.1|A22.7|A26.7|A32.7|A42.7|B37.7|P36"  # sepsis on admissi
 _DEVICE_INFECTION = "T80.2|T81.4|T82.6|T82.7|T83.5|T83.6|T84.5|T84.6|T84.7|T85.7|O86.0"  # I.C.1.d.5.b
 _HIV_RELATED = "A15-A19|A31|B00-B02|B25|B37|B39|B45|B58|B59|A07.2|C46|C83|C85|A81.2|J13-J18|R64|E88.A"
 _COVID_MANIFESTATIONS = "J12.82|J80|J96.0|J96.2|J20.8|J22|J40|J98.8"
-_CAUSES = (("I85.1", "K70|K71|K74"),)  # causes that a code-first note does not name by code
+# Causes that a code-first note does not name by code.
+_CAUSES = (("I85.1", "K70|K71|K74"), ("G93.5|G93.6|G83.84|R56.9", "C79.3|C70|C71"))
 _DIAGNOSIS = 4  # the class of most diagnoses
 _UNLIKELY, _LIKELY = 0.45, 0.6
 _POISONING = re.compile(r"T(?:3[6-9]|4\d|50|5[1-9]|6[0-5])\.[0-9A-Z]{2}[1-4]")

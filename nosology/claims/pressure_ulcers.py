@@ -28,7 +28,7 @@ _STAGE = re.compile(
     re.IGNORECASE,
 )
 _STAGES = {"i": "1", "ii": "2", "iii": "3", "iv": "4"}
-_ULCER = re.compile(r"\b(?:pressure|decub\w*|bedsores?|wounds?|ulcers?|sores?|DTI)\b", re.IGNORECASE)
+_ULCER = re.compile(r"\b(?:pressure|decub\w*|bedsores?|wounds?|ulcers?|sores?|DTI|PUs?|PIs?|HAPI)\b", re.IGNORECASE)
 _OTHER_CLAUSE = 40  # characters that a comma between site and stage counts for
 
 

@@ -51,6 +51,7 @@ _SEVERAL_RIBS = re.compile(
 _OPEN_TYPE_III = re.compile(r"\b(?:III[ABC]?|3[ABCabc])\b|\b(?:type|grade) (?:III|3)")
 _NONDISPLACED = re.compile(r"\b(?:non-?|un)displaced\b|\bnot displaced\b", re.IGNORECASE)
 _SECONDARY_TO = re.compile(r"secondary to\b", re.IGNORECASE)  # "pain secondary to osteoarthritis"
+_ACUITY = frozenset(("acute", "chronic", "subacute", "acutely", "exacerbation", "decompensated"))
 _MAX_WORDS = 14  # words on each side of a mention
 _NOT_SIDES = frozenset({"articular", "surfaces", "components", "compartments", "types", "drugs", "lesions", "views"})
 _SIDE_WORDS = {
@@ -220,11 +221,13 @@ def _nearby_words(draft: Draft, span: Span, taken: list[Span], code: str) -> lis
         if note.sentence[place] != sentence or starts[place] >= after or ";" in between:
             break
         places.append(place)
+    causes = [other for other in taken if other.start >= span.end]  # "respiratory failure due to COPD" is not chronic
     words = [
         note.words[place]
         for place in places
         if not (
-            (place not in inside and (place in note.list_numbers or _SECONDARY_TO.match(draft.text, starts[place])))
+            (note.words[place] in _ACUITY and any(other.start <= starts[place] < other.end for other in causes))
+            or (place not in inside and (place in note.list_numbers or _SECONDARY_TO.match(draft.text, starts[place])))
             or draft.context(Span(starts[place], ends[place])).negated
             or (note.words[place] == "both" and not _are_sides(note.words, place))
         )

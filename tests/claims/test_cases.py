@@ -11,7 +11,16 @@ from nosology.codes import is_valid, table
 from nosology.core import Code
 
 CASES = Path(__file__).parent / "cases"
-PREFIXES = {"dev": "d", "encounters_dev": "e", "heldout": "h", "visits_dev": "v", "visits_dev_2": "o"}
+PREFIXES = {
+    "dev": "d",
+    "encounters_dev": "e",
+    "encounters_dev_2": "f",
+    "heldout": "h",
+    "heldout_encounters_2": "i",
+    "heldout_visits_2": "p",
+    "visits_dev": "v",
+    "visits_dev_2": "o",
+}
 REQUIRED = {"id", "setting", "kind", "text", "codes", "principal", "optional", "why"}
 ALLOWED = REQUIRED | {"sex", "age", "date"}
 RELEASE = "2026"
