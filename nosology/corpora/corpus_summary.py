@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import mmap
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from typing import IO
 
 import numpy as np
 
@@ -32,31 +35,55 @@ def summarize_corpus(corpus: Corpus, *, texts: bool = True, shingle: int = SHING
     notes: list[NoteSummary] = []
     bad_evidence: list[str] = []
     known: dict[Code, Code] = {}  # one object per code, not one per process
-    with counting(f"reading {corpus.folder.name}", total=len(corpus)) as counter:
+    with tempfile.TemporaryFile() as file, counting(f"reading {corpus.folder.name}", total=len(corpus)) as counter:
+        stored = _StoredShingles(file)
         for group in summaries:
-            for note, prints in zip(group.notes, group.fingerprints()):
-                codes = tuple(known.setdefault(code, code) for code in note.codes)
-                notes.append(replace(note, codes=codes, fingerprint=prints))
+            stored.add(group)
+            notes += (
+                replace(note, codes=tuple(known.setdefault(code, code) for code in note.codes)) for note in group.notes
+            )
             bad_evidence += group.bad_evidence
             counter.advance(len(group.notes))
+        prints = stored.fingerprints()
+    if prints:
+        notes = [replace(note, fingerprint=fingerprint) for note, fingerprint in zip(notes, prints)]
     return CorpusSummary(sorted(notes, key=lambda note: note.id), bad_evidence)
+
+
+class _StoredShingles:
+    """The shingles of all notes in a temporary file without a name: six gigabytes for a million notes."""
+
+    def __init__(self, file: IO[bytes]):
+        self._file = file
+        self._digests: list[bytes] = []
+        self._lengths: list[int] = []
+
+    def add(self, group: _GroupSummary) -> None:
+        """Appends the shingles of a group."""
+        self._digests += group.digests
+        self._lengths += group.lengths
+        self._file.write(group.shingles.data)
+
+    def fingerprints(self) -> list[Fingerprint]:
+        """The fingerprints of all notes, whose shingles stay on disk and are mapped into memory; none without texts."""
+        self._file.flush()
+        shingles = np.empty(0, np.uint32)
+        if any(self._lengths):  # an empty file cannot be mapped
+            mapped = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+            shingles = np.frombuffer(mapped, np.uint32)
+        bounds = pairwise(accumulate(self._lengths, initial=0))
+        return [Fingerprint(digest, shingles[a:b]) for digest, (a, b) in zip(self._digests, bounds)]
 
 
 @dataclass(frozen=True, slots=True)
 class _GroupSummary:
-    """The summaries of a row group; fingerprints are one array, which passes fast between processes."""
+    """The summaries of a row group; shingles are one array, which passes fast between processes."""
 
     notes: list[NoteSummary]  # without fingerprints
     digests: list[bytes]  # empty without texts
     shingles: np.ndarray
-    bounds: list[int]
+    lengths: list[int]  # the number of shingles of each note
     bad_evidence: list[str]
-
-    def fingerprints(self) -> list[Fingerprint | None]:
-        """One per note, None without texts."""
-        if not self.digests:
-            return [None] * len(self.notes)
-        return [Fingerprint(digest, self.shingles[a:b]) for digest, (a, b) in zip(self.digests, pairwise(self.bounds))]
 
 
 def _summarize_group(corpus: Corpus, texts: bool, shingle: int, group: int) -> _GroupSummary:
@@ -76,6 +103,6 @@ def _summarize_group(corpus: Corpus, texts: bool, shingle: int, group: int) -> _
         [replace(note, fingerprint=None) for note in summaries],
         [print_.digest for print_ in prints],
         np.concatenate(shingles) if shingles else np.empty(0, np.uint32),
-        np.cumsum([0, *map(len, shingles)]).tolist(),
+        [len(of_note) for of_note in shingles],
         bad_evidence,
     )
