@@ -70,11 +70,7 @@ class InputNotes:
         self._ids: set[str] = set()
 
     def __iter__(self) -> Iterator[InputNote]:
-        for name in self.names:
-            if name != "-" and not _is_corpus(name):
-                _check_is_file(name, self.command)
-                if self.split is not None:
-                    raise ConfigError(f"--split applies to corpus folders; got {_shown(name)}")
+        self._check_names()
         for name in self.names:
             read, repeated = 0, 0
             for item in self._of_file(name):
@@ -89,6 +85,19 @@ class InputNotes:
             if repeated:
                 have = "note has" if repeated == 1 else "notes have"
                 typer.echo(f"caution: {_shown(name)}: {repeated:,} {have} the id of an earlier note", err=True)
+
+    def _check_names(self) -> None:
+        """DataError for a name that is no file, ConfigError for an option that does not apply to the files."""
+        from nosology.corpora.notes_file import is_notes_file
+
+        files = [name for name in self.names if name == "-" or not _is_corpus(name)]
+        for name in files:
+            if name != "-":
+                _check_is_file(name, self.command)
+        if self.split is not None and files:
+            raise ConfigError(f"--split applies to corpus folders; got {_shown(files[0])}")
+        if self.columns and not any(name != "-" and is_notes_file(name) for name in files):
+            raise ConfigError(f"--column applies to notes files (.jsonl, .csv, .parquet); got {_shown(self.names[0])}")
 
     def _of_file(self, name: str) -> Iterator[InputNote]:
         from nosology.corpora.notes_file import is_notes_file, read_well_formed_notes
@@ -151,10 +160,10 @@ def _is_corpus(name: str) -> bool:
 
 
 def _of_corpus(name: str, split: str | None) -> Iterator[InputNote]:
-    """The notes of a split of a corpus; DataError if it has none."""
+    """The notes of a split of a corpus, of all for "all"; DataError if it has none."""
     from nosology.corpora.corpus import Corpus
 
-    corpus = Corpus.open(name)
+    corpus, split = Corpus.open(name), None if split == "all" else split
     splits = corpus.manifest["counts"]["splits"]
     if split is not None and split not in splits:
         raise DataError(f"{name} has no {split} notes; its splits: {', '.join(sorted(splits)) or 'none'}")

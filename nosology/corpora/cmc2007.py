@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from xml.etree import ElementTree
@@ -12,6 +13,7 @@ from nosology.corpora.text_files import open_bytes
 from nosology.corpora.validation import RecordValidator, location
 
 _MAJORITY = "CMC_MAJORITY"
+_SPLIT = re.compile(r"(?<![A-Za-z])(?:train|test)|Train|Test|TRAIN|TEST")  # in a file name; not in latest.xml
 _SECTIONS = {"CLINICAL_HISTORY": "History", "IMPRESSION": "Impression"}
 
 
@@ -31,7 +33,7 @@ def read_cmc2007(paths: Sequence[Path], validator: RecordValidator) -> Iterator[
 
 def _read_file(path: Path, validator: RecordValidator) -> Iterator[Note]:
     _refuse_doctype(path)
-    row, split = 0, next((split for split in ("train", "test") if split in path.name.lower()), None)
+    row, split = 0, match[0].lower() if (match := _SPLIT.search(path.name)) else None
     with open_bytes(path) as file:
         for _, element in ElementTree.iterparse(file):
             if element.tag == "doc":

@@ -144,26 +144,39 @@ def _records(
     elif file_format == "json":
         records = json_records(file, validator, malformed)
     else:
-        required = FIELDS[:2] if columns is None else [columns.get(name, name) for name in FIELDS[:2]]
-        records = _table_records(file, validator, malformed, required, "" if columns is None else _COLUMN_HINT)
-    return _renamed_records(records, columns, file) if columns else records
+        records = _table_records(file, validator, malformed, columns)
+    return _renamed_records(records, columns, file, malformed) if columns else records
 
 
 def _renamed_records(
-    records: Iterable[tuple[int, dict[str, Any]]], columns: Mapping[str, str], file: InputFile
+    records: Iterable[tuple[int, dict[str, Any]]],
+    columns: Mapping[str, str],
+    file: InputFile,
+    malformed: Callable[[DataError], None] | None,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """The records with columns under the names of fields; what else has the name of such a field is left out.
 
-    DataError if the first record lacks one of the columns.
+    DataError if a table, or all lines of JSON, lack one of the columns. A line without that of id or text is malformed.
     """
-    left_out = {*columns, *columns.values()}
-    is_first = True
+    is_json, row = _format(file.name) == "json", 0
+    left_out, unseen = {*columns, *columns.values()}, dict.fromkeys(columns.values())
+    required = [columns[name] for name in FIELDS[:2] if name in columns]
     for row, record in records:
-        if is_first and (missing := [column for column in columns.values() if column not in record]):
-            raise DataError(f"{location(file, 0)}: missing column {', '.join(missing)}, which --column names")
-        is_first = False
+        unseen = {column: None for column in unseen if column not in record}
+        if missing := [column for column in (required if is_json else unseen) if column not in record]:
+            wrong = _missing_columns(file, row if is_json else 0, missing)
+            if malformed is None or not is_json:
+                raise wrong
+            malformed(wrong)
+            continue
         kept = {name: value for name, value in record.items() if name not in left_out}
         yield row, kept | {name: record[column] for name, column in columns.items() if column in record}
+    if row and unseen:
+        raise _missing_columns(file, 0, unseen)
+
+
+def _missing_columns(file: InputFile, row: int, missing: Iterable[str]) -> DataError:
+    return DataError(f"{location(file, row)}: missing column {', '.join(missing)}, which --column names")
 
 
 def _without_codes(record: Mapping[str, Any], columns: Mapping[str, str] | None) -> dict[str, Any]:
@@ -292,12 +305,12 @@ def _table_records(
     source: Source,
     validator: RecordValidator,
     malformed: Callable[[DataError], None] | None,
-    required: Sequence[str],
-    hint: str,
+    columns: Mapping[str, str] | None,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    rows = table_rows(source, validator, malformed)
+    rows, renamed = table_rows(source, validator, malformed), columns or {}
     _, given = next(rows)
-    names = [name if name in required or name.lower() not in FIELDS else name.lower() for name in given]
+    names = [name if name in renamed.values() or name.lower() not in FIELDS else name.lower() for name in given]
+    required, hint = [renamed.get(name, name) for name in FIELDS[:2]], "" if columns is None else _COLUMN_HINT
     check_columns(source, names, required, once=[name for name in names if name], hint=hint)
     for row, fields in rows:
         yield row, dict(zip(names, fields))

@@ -51,7 +51,8 @@ def test_notes_of_a_corpus_keep_their_columns(tmp_path, monkeypatch):
     note = Note("1", "Fever.", split="test", extra={"modality": "CT"})
     write_corpus([note, Note("2", "Cough.")], tmp_path / "corpus", source={}, filters=[], counts={})
     assert [item.note for item in InputNotes([str(tmp_path / "corpus")], split="test")] == [note]
-    assert len(list(InputNotes([str(tmp_path / "corpus")]))) == 2
+    for split in (None, "all"):
+        assert len(list(InputNotes([str(tmp_path / "corpus")], split=split))) == 2
 
 
 @pytest.mark.parametrize(
@@ -59,6 +60,7 @@ def test_notes_of_a_corpus_keep_their_columns(tmp_path, monkeypatch):
     [
         (["--json", "--tsv"], "either --json or --tsv"),
         (["--split", "test"], "--split applies to corpus folders"),
+        (["--column", "text=note"], "--column applies to notes files"),
         (["--column", "text"], "--column must be FIELD=COLUMN"),
         (["--column", "id=a", "--column", "text=a"], "a field and a column once"),
     ],
@@ -67,6 +69,13 @@ def test_invalid_options_are_refused(run, small_bundle, tmp_path, words, sentenc
     (tmp_path / "note.txt").write_text("Fever.")
     code, out, err = run("code", small_bundle, tmp_path / "note.txt", *words)
     assert (code, out) == (1, "") and sentence in err
+
+
+def test_options_for_files_are_refused_for_standard_input(run, small_bundle, small_corpus):
+    code, out, err = run("code", small_bundle, small_corpus.folder, "-", "--split", "test")
+    assert (code, out) == (1, "") and "--split applies to corpus folders; got standard input" in err
+    code, out, err = run("code", small_bundle, "-", "--column", "text=note")
+    assert (code, out) == (1, "") and "--column applies to notes files (.jsonl, .csv, .parquet); got standard" in err
 
 
 def test_a_split_that_a_corpus_lacks_and_a_folder_without_a_corpus(run, small_corpus, small_bundle, tmp_path):

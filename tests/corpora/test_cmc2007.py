@@ -39,6 +39,16 @@ def test_history_then_impression_with_the_majority_codes(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("name", "split"),
+    [("2007ChallengeTestDataCodes.xml", "test"), ("cmc_training.xml", "train"), ("latest.xml", None)],
+)
+def test_a_file_name_with_train_or_test_gives_the_split(tmp_path, name, split):
+    (tmp_path / name).write_text(TEST)
+    (note,) = read_cmc2007([tmp_path], RecordValidator())
+    assert note.split == split
+
+
+@pytest.mark.parametrize(
     ("content", "message"),
     [
         ('<!DOCTYPE docs [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;">]><docs><doc id="1">&b;</doc></docs>', "is refused"),

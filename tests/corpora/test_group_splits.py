@@ -1,4 +1,5 @@
 from collections import Counter
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import strategies as st
 from iterstrat.ml_stratifiers import IterativeStratification
 from scipy import sparse
 
+from nosology.corpora import group_splits
 from nosology.corpora.group_splits import group_folds, sample_groups, stratify
 
 SHARES = np.array([0.7, 0.15, 0.15])
@@ -118,3 +120,20 @@ def test_assignments_are_stable_across_versions():
     assert group_folds(groups, 3, 7).tolist() == [1, 1, 0, 0, 0, 0, 2, 1, 2, 2]
     assert group_folds(groups, 3, 7, balanced=False).tolist() == [2, 2, 1, 1, 1, 1, 1, 1, 1, 1]
     assert sample_groups(Counter(groups), 0.4, 7) == ["c", "e"]
+
+
+@pytest.mark.parametrize("targets", [None, np.outer(SHARES, np.arange(1, 9))])
+def test_progress_ends_at_its_total_also_with_groups_without_labels(monkeypatch, targets):
+    counters, count = [], group_splits.counting
+
+    @contextmanager
+    def kept(title, **options):
+        with count(title, **options) as counter:
+            yield counter
+            counters.append((counter.count, options["total"]))
+
+    monkeypatch.setattr(group_splits, "counting", kept)
+    counts = sparse.csr_matrix(np.pad(labels(40, 8, 1).toarray(), ((0, 5), (0, 0))))
+    stratify(counts, np.ones(45), SHARES, np.random.default_rng(1), targets=targets)
+    ((done, total),) = counters
+    assert done == total > 45

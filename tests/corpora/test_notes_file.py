@@ -320,7 +320,23 @@ def test_fields_in_columns_of_other_names(tmp_path):
             {"sex": "F"},
         )
         with pytest.raises(DataError, match="missing column ward"):
-            list(read_notes(tmp_path / name, columns=columns | {"site": "ward"}))
+            list(read_notes(tmp_path / name, system="icd10cm", columns=columns | {"site": "ward"}))
+
+
+def test_a_column_may_have_the_name_of_a_field_in_other_case(tmp_path):
+    (tmp_path / "a.csv").write_text("ID,Text,Codes,Site,site\n1,Fever.,I10,W1,x\n")
+    (note,) = read_notes(tmp_path / "a.csv", columns={"icd10cm": "Codes", "site": "Site", "patient": "ID", "id": "ID"})
+    assert (note.id, note.patient, note.site, note.codes) == ("1", "1", "W1", (Code("icd10cm", "I10"),))
+
+
+def test_lines_of_json_may_lack_a_column_and_are_malformed_without_that_of_the_text(tmp_path):
+    columns, malformed = {"text": "note", "site": "ward"}, []
+    lines(tmp_path / "a.jsonl", {"id": "1"}, {"id": "2", "note": "Fever."}, {"id": "3", "note": "Pain.", "ward": "W"})
+    found = [note for _, note in read_well_formed_notes(tmp_path / "a.jsonl", malformed.append, columns)]
+    assert [(note.id, note.site) for note in found] == [("2", None), ("3", "W")]
+    assert [str(error) for error in malformed] == ["a.jsonl row 1: missing column note, which --column names"]
+    with pytest.raises(DataError, match=r"a\.jsonl row 1: missing column note, which --column names"):
+        list(read_notes(tmp_path / "a.jsonl", columns=columns))
 
 
 def test_columns_of_diagnoses_and_procedures(tmp_path):

@@ -17,9 +17,7 @@ from nosology.corpora.corpus import Corpus
 from nosology.encoders.embedder import Embedder
 from nosology.encoders.embedder_config import EmbedderSettings
 from nosology.encoders.embedding_cache import EmbeddingCache
-from nosology.federated.federation_settings import (
-    FederatedHeadsRecipe,
-)
+from nosology.federated.federation_settings import FederatedHeadsRecipe
 from nosology.federated.privacy.dp_sgd import PrivacyAccountant, train_epochs_private
 from nosology.federated.rounds.federation_setup import PREPROCESSING, Arrays, SiteMetadata, reported_codes
 from nosology.federated.rounds.learner import HEAD_ROWS

@@ -15,7 +15,7 @@ from nosology.config import load_recipe
 from nosology.core import ConfigError, Note
 from nosology.corpora.corpus import Corpus, write_corpus
 from nosology.evaluation.measure import measure
-from nosology.federated.rounds import word_site
+from nosology.federated.rounds import local_training
 from nosology.federated.rounds.federation_server import FlowerFederation
 from nosology.federated.rounds.messages import STATISTICS
 from nosology.federated.rounds.simulation import simulated_sites, simulation_grid
@@ -315,13 +315,13 @@ def test_invalid_words_are_refused(corpus, tmp_path, words, reason):
 def test_all_sites_compute_in_the_precision_that_the_server_has_chosen(corpus, tmp_path, monkeypatch):
     """Sites with and without a GPU would read "auto" differently."""
     asked = []
-    train_epochs = word_site.train_epoch_range
+    train_epochs = local_training.train_epoch_range
 
     def spy(*given):
         asked.append(given[4].precision)
         return train_epochs(*given)
 
-    monkeypatch.setattr(word_site, "train_epoch_range", spy)
+    monkeypatch.setattr(local_training, "train_epoch_range", spy)
     result = run(corpus, recipe("caml", "training.precision=auto", "federation.rounds=1"), tmp_path / "b")
     assert set(asked) == {"fp32"}
     saved = Bundle.load(tmp_path / "b")
