@@ -114,7 +114,9 @@ class Trainer:
             self.checkpoints.prepare()
         state = self.checkpoints.load(self.net, self.optimizer)
         self.fabric.barrier()  # all processes have read before the first one writes
-        title, steps, done = self.run.title, self.last_epoch * len(self.plan), state.step if state else 0
+        title, done = self.run.title, state.step if state else 0
+        steps = self.last_epoch * len(self.plan)
+        steps = min(steps, self.settings.stop_step or steps)
         self.progress = ProgressDisplay(title, self.last_epoch, steps, done, silent=not self.is_first)
         if state:
             self.progress.print_line(f"{title}: resumes at step {state.step} of {steps}")

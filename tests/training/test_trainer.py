@@ -286,9 +286,10 @@ def test_a_resumed_run_in_fp64_has_the_losses_of_an_uninterrupted_one(tmp_path):
     assert have_same_bytes(tmp_path / "resumed", tmp_path / "whole")
 
 
-def test_stop_step_ends_the_run_within_an_epoch_and_validates(tmp_path):
+def test_stop_step_ends_the_run_within_an_epoch_and_validates(tmp_path, capsys):
     settings = SETTINGS.model_copy(update={"epochs": 4, "stop_step": 3})
     result = train(tmp_path / "short", settings)
+    assert re.search(r"  0:00:00 left, until \d\d:\d\d$", capsys.readouterr().err)
     whole = train(tmp_path / "whole", settings.model_copy(update={"stop_step": 0}), validate=None)
     assert (result.steps, result.epochs, result.best_epoch) == (3, 1, 1) and whole.steps > 2 * result.steps
     assert 0 < result.notes < whole.notes and result.metrics and result.validation_seconds > 0
