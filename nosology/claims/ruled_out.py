@@ -13,10 +13,10 @@ from nosology.text.phrases import TokenizedNote
 
 _SAID = (
     r"(?:(?:was|were|is|are|been|has been|have been|considered|and|but|clinically|effectively|essentially)"
-    r"(?: by (?:the )?[\w-]+)?,? )*"
+    r"(?: by (?:the )?[\w-]+)?,? ){0,6}"
 )
 _AFTER = re.compile(
-    rf"[\s,:;>→(–-]*{_SAID}(?:(?:ruled out|excluded|disproven|refuted|(?:considered (?:and|but) )?rejected)\b"
+    rf"[\s,:;>→(–-]{{0,6}}{_SAID}(?:(?:ruled out|excluded|disproven|refuted|(?:considered (?:and|but) )?rejected)\b"
     r"(?!\s+(?:for|from)\b)|(?:not|never|n't) (?:separately )?(?:supported|diagnosed|dx'?d|confirmed|substantiated"
     r"|felt to be present|thought to be present)\b"
     r"(?!\s+(?:before|previously|earlier|until|in|at|prior|with|by (?:cultures?|biopsy|PCR|serolog\w+))\b))",
