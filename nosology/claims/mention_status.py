@@ -98,13 +98,13 @@ _NAME = re.compile(  # of a place, a test or a service: "HEADACHE CLINIC", "seps
 _CONSIDERED = re.compile(  # "Wernicke encephalopathy: considered, thiamine given"
     r"[:,]? (?:(?:was|were|had been|also|initially|briefly) )*"
     r"(?:considered|entertained|queried|questioned|on the differential)\b"
-    r"(?! (?:to be|as|secondary|due|a|an|related|likely|stable|severe|the|part)\b)",
+    r"(?! (?:to be|as|secondary|due|a|an|related|likely|probable|possible|present|stable|severe|the|part)\b)",
     re.IGNORECASE,
 )
 _NOT_YET = re.compile(  # a device that the patient does not have yet
     r"\b(?:desires?|wants?|requests?|plans?|planning|planned|interested in|discuss\w*|refer\w*|counsel\w*|considering"
     r"|offered|emergent|urgent|cysto\w*|evaluat\w+ for|wait ?list\w*|candidate for|would need|needs?"
-    r"|scheduled)\b[^.;\n]*$",
+    r"|scheduled)\b(?:(?!\b(?:his|her|has|have|with|existing|interrogat\w+)\b)[^.;,\n]){0,40}$",
     re.IGNORECASE,
 )
 _PLACED_NOW = re.compile(

@@ -13,12 +13,13 @@ from nosology.text.phrases import TokenizedNote
 
 _SAID = (
     r"(?:(?:was|were|is|are|been|has been|have been|considered|and|but|clinically|effectively|essentially)"
-    r"(?: by (?:the )?[\w-]+)?,? )*"
+    r"(?: by (?:the )?[\w-]+)?,? ){0,6}"
 )
 _AFTER = re.compile(
-    rf"[\s,:;>→(–-]*{_SAID}(?:(?:ruled out|excluded|disproven|refuted|(?:considered (?:and|but) )?rejected)\b"
+    rf"[\s,:;>→(–-]{{0,6}}{_SAID}(?:(?:ruled out|excluded|disproven|refuted|(?:considered (?:and|but) )?rejected)\b"
     r"(?!\s+(?:for|from)\b)|(?:not|never|n't) (?:separately )?(?:supported|diagnosed|dx'?d|confirmed|substantiated"
-    r"|felt to be present|thought to be present)\b)",
+    r"|felt to be present|thought to be present)\b"
+    r"(?!\s+(?:before|previously|earlier|until|in|at|prior|with|by (?:cultures?|biopsy|PCR|serolog\w+))\b))",
     re.IGNORECASE,
 )
 # "ACS and reversible causes excluded", in whatever section
@@ -41,8 +42,9 @@ _POSSIBLE_DENIED = re.compile(
 )
 # "Wernicke encephalopathy: considered, treated empirically. ... Ruled out."
 _TITLE_RULED_OUT = re.compile(
-    r"^[ \t]*(?:[-*•#]+|#?\d{1,2}[.):]*)?[ \t]*(?P<what>[A-Za-z][^:.,;\n?]{2,50})[:.?,][^\n]*"
-    r"(?:\. |; )(?:[Rr]uled out|[Ee]xcluded|[Nn]ot supported)\.",
+    r"^[ \t]*(?:[-*•#]+|#?\d{1,2}[.):]*)?[ \t]*(?P<what>[A-Za-z][^:.,;\n?]{2,50})[:.?,]"
+    r"[ \t]*(?:[\w-]+ ){0,3}(?:considered|suspected|queried|questioned|possible|treated empirically)\b"
+    r"[^\n]*(?:\. |; )(?:[Rr]uled out|[Ee]xcluded|[Nn]ot supported)\.",
     re.MULTILINE,
 )
 # "pneumonia" on the preliminary read, over-read as atelectasis

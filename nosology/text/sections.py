@@ -27,6 +27,8 @@ _PROBLEM = re.compile(r"(?:problem|diagnosis|issue)(?: ?# ?| number | )\d{1,2}\b
 _ITEM = re.compile(r"[-*•▪●◦>+][ \t]*[^:]{1,60}:[ \t]*\S")
 _PROBLEM_KINDS = ("assessment", "impression", "discharge_diagnosis", "hospital_course")
 _ONE_PARAGRAPH = ("instructions", "medications")  # inside of an assessment: "Follow-up: two weeks."
+_INSIDE = (*_ONE_PARAGRAPH, "results")  # "UA: no protein" between problems 1 and 2
+_NUMBER = re.compile(r"[ \t]*#?(\d{1,2})[.)][ \t]")
 _SHORT = 3  # letters of an abbreviation; "3. AF" is the item of a list and no heading
 _SPANISH = re.compile(r"\b(?:del|los|las|paciente|una|por|que)\b", re.IGNORECASE)
 _SLASH = re.compile(r"\s*/\s*")
@@ -99,20 +101,26 @@ def _headings(text: str) -> Iterator[tuple[str, str, int, int]]:
     kinds, last_end = _kinds(_SPANISH.search(text) is not None), 0
     soap = _soap_headings(text)
     current, assessed, resume = "start", "", False  # kind of the section; heading of the assessment to go on with
+    next_number = ""  # of the list of problems that such a line interrupts
     for line in _LINE.finditer(text):
         start, end = line.span()
         if line[0].isspace():
             continue
         is_new_paragraph, last_end = text.count("\n", last_end, start) != 1, end
+        number = _NUMBER.match(text, start, end)
         heading = soap.get(start) or _heading(text, start, end, kinds, current, is_new_paragraph)
         if heading is not None:
             has_text = heading[3] < end and not text[heading[3] : end].isspace()
-            resume = current == "assessment" and heading[1] in _ONE_PARAGRAPH and has_text
+            is_inside = current == "assessment" and has_text
+            resume = is_inside and heading[1] in _ONE_PARAGRAPH
+            next_number = next_number if is_inside and heading[1] in _INSIDE else ""
             current, assessed = heading[1], heading[0] if heading[1] == "assessment" else assessed
             yield heading
-        elif resume and is_new_paragraph:
+        elif (resume and is_new_paragraph) or (current in _INSIDE and number and number[1] == next_number):
             yield assessed, "assessment", start, start
             current, resume = "assessment", False
+        if number and current == "assessment":
+            next_number = str(int(number[1]) + 1)
         has_colon = ":" in line[0]
         last = _LAST_HEADING.search(text, start, end) if has_colon else None  # "Home today. Clinical impression:"
         if last and last.start(1) > start and (kind := kinds.get(_key(last[1]))) is not None:

@@ -38,6 +38,16 @@ CASES = [
     ("inpatient", "Gout. CKD? - creatinine 0.9, no CKD.", {"M10.9"}, {"N18.9"}),
     ("inpatient", "COPD and gout, PE ruled out.", {"J44.9", "M10.9"}, {"I26.99"}),
     ("inpatient", "PE ruled out on the left.\nDischarge diagnosis: pulmonary embolism.", {"I26.99"}, set()),
+    ("inpatient", "Diabetes not diagnosed previously, now new type 2 diabetes.", {"E11.9"}, set()),
+    ("inpatient", "Cellulitis: treated with cefazolin. DVT ruled out. Excluded.", {"L03.90"}, {"I82.409"}),
+    ("inpatient", "Sepsis considered present on admission.", {"A41.9"}, set()),
+    # devices of the past, next to what is planned
+    ("inpatient", "Evaluated for syncope; needs interrogation of his pacemaker.", {"R55", "Z95.0"}, set()),
+    # words of a term apart from their sense
+    ("inpatient", "Grouped microcalcifications of the kidney. Gout.", {"M10.9"}, {"R92.0"}),
+    ("inpatient", "Lost insurance card. Pneumonia.", {"J18.9"}, {"Z59.71"}),
+    ("outpatient", "Assessment: Rape seed oil allergy. Gout.", {"M10.9"}, {"T74.21XA"}),
+    ("inpatient", "Dural tear, traumatic, after a motor vehicle collision. Gout.", {"M10.9"}, {"G97.41"}),
     # other people
     ("inpatient", "Baby boy, newborn, born to a diabetic mother. Maternal gout.", set(), {"E11.9", "M10.9"}),
     ("outpatient", "Sib has a cold. Sister with gout. Asthma.", {"J45.909"}, {"J00", "M10.9"}),

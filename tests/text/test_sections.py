@@ -118,6 +118,17 @@ def test_the_number_of_a_problem_is_no_heading_inside_of_an_assessment():
     assert [section.kind for section in sections(text)] == ["assessment"]
 
 
+def test_a_numbered_assessment_goes_on_after_results():
+    text = "Assessment:\n1. Gout\nUA: no protein\n2. Obesity\nLabs: glucose 90\n1. glucose"
+    found = [(it.title, it.kind) for it in sections(text)]
+    assert found == [
+        ("Assessment", "assessment"),
+        ("UA", "results"),
+        ("Assessment", "assessment"),
+        ("Labs", "results"),
+    ]
+
+
 def test_slashes_and_ampersands_of_headings():
     text = "Exam:\nNormal.\n\nAssessment / Plan:\nGout.\n\nMDM\nFever.\n\nAssessment & Plan\nGout.\n"
     assert [it.kind for it in sections(text)] == ["physical_exam", "assessment", "assessment", "assessment"]
