@@ -59,7 +59,8 @@ class WordNoise:
     ) -> dict[str, int]:
         """The noisy counts of words above the threshold. patients: the different words of each, as numbers.
 
-        notes: which the site reports anyway; no count is larger. The number of patients would be told by a limit at it.
+        notes: the largest possible count. The site reports this number anyway; a limit at the number of patients would
+        reveal that number.
         """
         counts = np.zeros(len(words))
         for numbers in patients:
